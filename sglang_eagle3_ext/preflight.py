@@ -1,0 +1,148 @@
+"""Everything that can be known before a weight is read, and every reason not to serve, at once.
+
+Called three times: before SGLang resolves its arguments, after it has, and in each scheduler process
+(where its result is used).  Reads configuration files and safetensors headers only.
+
+Knows the order of the checks; the checks are in ``config.py``, ``strict.py``, ``features.py``,
+``taps.py`` and ``checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import config, features, strict
+from .errors import Problem, RefusedError
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A launch that can be served, or so it seems before the weights are read.
+
+    Attributes:
+        options: values of the EAGLE3X options with their sources.
+        steps, topk, draft_tokens: the shape of a round, complete.
+        notes: what was filled in because nobody said it.
+        plan: taps to capture and how they reach the draft; None while a checkpoint is not local.
+    """
+
+    options: config.Resolved
+    steps: int
+    topk: int
+    draft_tokens: int
+    notes: tuple[str, ...]
+    plan: Any
+
+    def log_lines(self) -> Iterator[str]:
+        """What to say when a server starts."""
+        yield self.options.describe()
+        yield from self.notes
+        yield (
+            f"{strict.STEPS} {self.steps}, {strict.TOPK} {self.topk}, "
+            f"{strict.DRAFT_TOKENS} {self.draft_tokens}"
+        )
+
+
+@dataclass
+class Collected:
+    """Problems found so far, and the result where there are none."""
+
+    problems: list[Problem] = field(default_factory=list)
+    result: Preflight | None = None
+
+
+def preflight(server_args: Any) -> Preflight:
+    """Check a launch.
+
+    Args:
+        server_args: ServerArgs or a view of them, resolved or not.
+
+    Raises:
+        RefusedError: every problem at once.
+    """
+    collected = collect(server_args)
+    if collected.problems:
+        raise RefusedError(collected.problems)
+    assert collected.result is not None
+    return collected.result
+
+
+def collect(server_args: Any) -> Collected:
+    """Like :func:`preflight`, with the problems as a list."""
+    found = Collected()
+    problems = found.problems
+    draft = _folder(server_args.speculative_draft_model_path)
+    target = _folder(server_args.model_path)
+
+    options = None
+    try:
+        options = config.resolve(draft)
+    except RefusedError as error:
+        problems += error.problems
+    problems += features.server_problems(server_args)
+
+    given = (
+        server_args.speculative_num_steps,
+        server_args.speculative_eagle_topk,
+        server_args.speculative_num_draft_tokens,
+    )
+    draft_config = _read_config(draft, "--speculative-draft-model-path", problems)
+    target_config = _read_config(target, "--model-path", problems)
+    problems += strict.shape_problems(*given, draft_vocab=_draft_vocab(draft_config))
+
+    plan = None
+    if options is not None and draft is not None and draft_config and target_config:
+        plan = _check_model(options, draft, draft_config, target_config, problems)
+    if problems:
+        return found
+    assert options is not None
+    steps, topk, draft_tokens, notes = strict.fill_shape(*given)
+    assert steps is not None and topk is not None and draft_tokens is not None
+    found.result = Preflight(options, steps, topk, draft_tokens, tuple(notes), plan)
+    return found
+
+
+def _check_model(
+    options: config.Resolved, draft: Path, draft_config: Any, target_config: Any, problems: list[Problem]
+) -> Any:
+    """Taps and draft checkpoint against the target."""
+    return None
+
+
+def _folder(path: str | None) -> Path | None:
+    """The local folder of a checkpoint; None where it is a repository id or missing."""
+    return Path(path) if path and Path(path).is_dir() else None
+
+
+def _read_config(folder: Path | None, flag: str, problems: list[Problem]) -> dict[str, Any] | None:
+    if folder is None:
+        return None
+    path = folder / "config.json"
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(read, dict):
+            return read
+        why = "it is not a JSON object"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    problems.append(
+        Problem(
+            flag,
+            str(folder),
+            "a checkpoint folder with a readable config.json",
+            f"{path.name}: {why}",
+            "pass the folder that holds config.json and the safetensors files",
+        )
+    )
+    return None
+
+
+def _draft_vocab(draft_config: dict[str, Any] | None) -> int | None:
+    if draft_config is None:
+        return None
+    value = draft_config.get("draft_vocab_size") or draft_config.get("vocab_size")
+    return value if isinstance(value, int) and value > 0 else None
