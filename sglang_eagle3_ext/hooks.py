@@ -1,6 +1,6 @@
 """What the plugin wraps around SGLang: its parser, its argument resolution, its request intake.
 
-Each hook is one function and one line of :data:`HOOKS`.  SGLang logs a hook that it cannot apply and
+Each hook is one function and one line of :data:`START` or :data:`INTAKE`.  SGLang logs a hook that it cannot apply and
 goes on, so :func:`require_landed` looks afterwards.
 
 Knows SGLang's start-up order; the rules themselves are in ``config.py``, ``strict.py`` and
@@ -81,6 +81,10 @@ def resolve_strictly(original: Callable[[Any], None], record: Any) -> None:
         if problems:
             upstream.unresolve(record)
             raise RefusedError(problems, f"{asked} would not run as it was asked to")
+        if asked == NAME:
+            register(INTAKE)
+            upstream.HookRegistry.apply_hooks()
+            require_landed(INTAKE)
     except Eagle3XError as error:
         end_start(error)
 
@@ -117,28 +121,32 @@ def check_request(result: Any, tokenizer_manager: Any, request: Any, *rest: Any,
         raise RefusedError(problems, "EAGLE3X cannot honour this request")
 
 
-HOOKS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+Hooks = tuple[tuple[str, str, Callable[..., Any]], ...]
+
+START: Hooks = (
     ("ServerArgs.add_cli_args", "AFTER", add_flags),
     ("ServerArgs.from_cli_args", "AFTER", keep_flags),
     ("ServerArgs.resolve_once", "AROUND", resolve_strictly),
-    ("TokenizerManager._create_tokenized_object", "AFTER", check_request),
 )
+# Applied only where EAGLE3X is going to be served: its target takes seconds to import.
+INTAKE: Hooks = (("TokenizerManager._create_tokenized_object", "AFTER", check_request),)
 
 
-def register() -> None:
-    """Hand :data:`HOOKS` to SGLang; it applies them once all plugins have registered."""
+def register(hooks: Hooks = START) -> None:
+    """Hand ``hooks`` to SGLang, once; it applies them after all plugins have registered."""
     registry, kinds = upstream.HookRegistry, upstream.HookType
-    for alias, kind, hook in HOOKS:
-        registry.register(upstream.hook_target(alias), hook, kinds[kind])
+    for alias, kind, hook in hooks:
+        if not upstream.hook_applied(alias):
+            registry.register(upstream.hook_target(alias), hook, kinds[kind])
 
 
-def require_landed() -> None:
+def require_landed(hooks: Hooks = START) -> None:
     """Check that SGLang has applied every hook.
 
     Raises:
         UpstreamMismatchError: naming those it has not.
     """
-    missing = [alias for alias, _, _ in HOOKS if not upstream.hook_applied(alias)]
+    missing = [alias for alias, _, _ in hooks if not upstream.hook_applied(alias)]
     if missing:
         raise UpstreamMismatchError(
             f"sglang {upstream.installed_version()} did not apply the hooks of EAGLE3X on {', '.join(missing)}\n"

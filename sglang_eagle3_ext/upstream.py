@@ -163,6 +163,13 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.arg_groups.overrides:resolving_view", None, "ServerArgs as resolved so far"
     ),
     "record_fields": Seam("sglang.srt.arg_groups.arg_utils:record_fields", ("cls",), "fields with their defaults"),
+    "_print_llm_help": Seam(
+        "sglang.cli.serve:_print_llm_help",
+        ("_request",),
+        "loads the plugins before the help is printed",
+        "SGLang loads its plugins before the help of sglang serve, as for every other command",
+    ),
+    "load_plugins": Seam("sglang.srt.plugins:load_plugins", (), "loads the plugins before the help is printed"),
     "get_spec": Seam(
         "sglang.srt.runtime_context:get_spec", (), "which algorithm the process that takes requests serves"
     ),
