@@ -10,6 +10,7 @@ Knows the order of the checks; the checks are in ``config.py``, ``strict.py``, `
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,11 @@ from typing import Any
 
 from . import config, features, strict
 from .errors import Problem, RefusedError
+
+
+TARGET_FILES = ["config.json"]
+DRAFT_FILES = ["*.json", "*.safetensors"]
+_REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -64,19 +70,31 @@ def preflight(server_args: Any) -> Preflight:
     Raises:
         RefusedError: every problem at once.
     """
-    collected = collect(server_args)
+    collected = collect(server_args, fetch=True)
     if collected.problems:
         raise RefusedError(collected.problems)
     assert collected.result is not None
     return collected.result
 
 
-def collect(server_args: Any) -> Collected:
-    """Like :func:`preflight`, with the problems as a list."""
+def collect(server_args: Any, fetch: bool = False) -> Collected:
+    """Like :func:`preflight`, with the problems as a list.
+
+    Args:
+        fetch: download what the checks read of a checkpoint that is given by repository id: the
+            target's config.json, the whole draft.  Without it such a checkpoint is not judged.
+    """
     found = Collected()
     problems = found.problems
-    draft = _folder(server_args.speculative_draft_model_path)
-    target = _folder(server_args.model_path)
+    target = _folder("--model-path", server_args.model_path, server_args.revision, TARGET_FILES, fetch, problems)
+    draft = _folder(
+        "--speculative-draft-model-path",
+        server_args.speculative_draft_model_path,
+        server_args.speculative_draft_model_revision,
+        DRAFT_FILES,
+        fetch,
+        problems,
+    )
 
     options = None
     try:
@@ -113,9 +131,30 @@ def _check_model(
     return None
 
 
-def _folder(path: str | None) -> Path | None:
-    """The local folder of a checkpoint; None where it is a repository id or missing."""
-    return Path(path) if path and Path(path).is_dir() else None
+def _folder(
+    flag: str, path: str | None, revision: str | None, files: list[str], fetch: bool, problems: list[Problem]
+) -> Path | None:
+    """The local folder of a checkpoint; None where it is a repository id not fetched, or a problem."""
+    if path and Path(path).is_dir():
+        return Path(path)
+    hint = f"pass {flag} with the folder of the checkpoint, or with its repository id"
+    if not path:
+        problems.append(Problem(flag, "nothing", "a folder or a repository id", "there is no draft to serve", hint))
+        return None
+    if not _REPOSITORY_ID.fullmatch(path):
+        why = "this is a file" if Path(path).exists() else "there is no such folder, and it is no repository id"
+        problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
+        return None
+    if not fetch:
+        return None
+    import huggingface_hub  # SGLang requires it
+
+    try:
+        return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=files))
+    except Exception as error:  # whatever the hub client raises: offline, no such repository, no access
+        why = f"it is no folder here and cannot be fetched: {type(error).__name__}: {str(error).splitlines()[0]}"
+        problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
+        return None
 
 
 def _read_config(folder: Path | None, flag: str, problems: list[Problem]) -> dict[str, Any] | None:
