@@ -61,7 +61,7 @@ def audit(
                 f"{given!r}, resolved to {became!r} by {steps[-1] if steps else 'an unnamed step'}",
                 f"a value that SGLang serves unchanged, here {became!r}",
                 "the server would run with another value than you asked for, with a warning at most",
-                _audit_hint(field, became, resolved),
+                _audit_hint(field, given, became, resolved),
             )
         )
     return problems
@@ -81,16 +81,20 @@ def _same_meaning(field: str, given: Any, became: Any) -> bool:
     return field.endswith("_path") and not os.path.exists(given) and os.path.exists(became)
 
 
-def _audit_hint(field: str, became: Any, resolved: Mapping[str, Any]) -> str:
+def _audit_hint(field: str, given: Any, became: Any, resolved: Mapping[str, Any]) -> str:
     flag = flag_of(field)
-    if field == "speculative_num_draft_tokens" and resolved.get("speculative_eagle_topk") == 1:
-        steps, given = resolved.get("speculative_num_steps"), became
-        return f"drop {flag}: with {TOPK} 1 it is always {STEPS} + 1, here {steps} + 1 = {given}"
+    steps = resolved.get("speculative_num_steps")
+    if field == "speculative_num_draft_tokens" and resolved.get("speculative_eagle_topk") == 1 and _is_whole(steps):
+        return _chain_hint(steps, given, MOST_TOPK) if _is_whole(given) else f"drop {flag}"
     if became is None or became is False:
         return f"drop {flag}"
     if became is True:
         return f"add {flag}"
     return f"drop {flag}, or pass {flag} {became}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # --- the shape rule -----------------------------------------------------------------------------------
@@ -113,7 +117,8 @@ def fill_shape(
     if topk is None:
         topk = 1
         notes.append(f"{TOPK} not given: 1, a chain")
-    if draft_tokens is None and topk == 1 and isinstance(steps, int):
+    if draft_tokens is None and topk == 1 and _is_whole(steps):
+        assert steps is not None
         draft_tokens = steps + 1
         notes.append(f"{DRAFT_TOKENS} not given: {STEPS} + 1 = {draft_tokens}")
     return steps, topk, draft_tokens, notes
@@ -142,8 +147,8 @@ def shape_problems(
             problems.append(
                 Problem(flag, "nothing", f"{least} to {most}", f"it sets {what}", _missing_hint(flag, steps, topk, draft_tokens))
             )
-        elif isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            near = min(max(value, least), most) if isinstance(value, int) and not isinstance(value, bool) else least
+        elif not _is_whole(value) or not least <= value <= most:
+            near = min(max(value, least), most) if _is_whole(value) else least
             hint = f"drop {flag}" if flag == DRAFT_TOKENS and topk == 1 else f"pass {flag} {near}"
             problems.append(Problem(flag, repr(value), f"a whole number from {least} to {most}", f"it sets {what}", hint))
     if problems:
