@@ -149,7 +149,9 @@ def create_class() -> type:
             needs_cpu_seq_lens: bool = True,
             needs_confidence_relay: bool = False,
         ) -> Any:
-            return upstream.FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
+            return upstream.FutureMap(
+                device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+            )
 
         def handle_server_args(self, server_args: Any) -> None:
             """The defaults that SGLang gives its own EAGLE family by name, each with a line in the log."""
@@ -161,6 +163,8 @@ def create_class() -> type:
                 )
             if server_args.device == "cpu" and not server_args.disable_overlap_schedule:
                 server_args.disable_overlap_schedule = True
-                logger.info("EAGLE3X: overlap schedule off: SGLang has none for speculative decoding on a CPU")
+                logger.info(
+                    "EAGLE3X: overlap schedule off: SGLang has none for speculative decoding on a CPU"
+                )
 
     return Eagle3XAlgorithm

@@ -30,7 +30,15 @@ def pair(name: str = "tiny") -> Pair:
     """
     if name not in PAIRS:
         raise RefusedError(
-            [Problem("model pair", repr(name), ", ".join(PAIRS), "no other comes with the package", f"use {PAIRS[0]}")]
+            [
+                Problem(
+                    "model pair",
+                    repr(name),
+                    ", ".join(PAIRS),
+                    "no other comes with the package",
+                    f"use {PAIRS[0]}",
+                )
+            ]
         )
     found = Pair(ROOT / name / "target", ROOT / name / "draft")
     missing = [folder for folder in (found.target, found.draft) if not (folder / "config.json").is_file()]

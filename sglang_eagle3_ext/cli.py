@@ -103,7 +103,9 @@ def environment() -> dict[str, str]:
         names = [entry.name for entry in importlib.metadata.entry_points(group=group)]
         facts[f"{what} entry points"] = ", ".join(sorted(names)) or "none"
     facts.update(_live())
-    relevant = [n for n in os.environ if n in config.ENVIRONMENT or n in ("SGLANG_PLUGINS", "SGLANG_PLATFORM")]
+    relevant = [
+        n for n in os.environ if n in config.ENVIRONMENT or n in ("SGLANG_PLUGINS", "SGLANG_PLATFORM")
+    ]
     facts.update({name: os.environ[name] for name in sorted(relevant)})
     return facts
 
@@ -152,7 +154,9 @@ COMMANDS: dict[str, Command] = {
     "demo": Command("replay the incident and mend it, on this machine's CPU", _demo_arguments, _demo),
     "assets": Command("where the small model pair is", _json_flag, _assets),
     "options": Command("the options of EAGLE3X, as a page of documentation", _nothing, _page("config")),
-    "features": Command("what is served and what is refused, as a page of documentation", _nothing, _page("features")),
+    "features": Command(
+        "what is served and what is refused, as a page of documentation", _nothing, _page("features")
+    ),
     "env": Command("versions, platform and registration, to copy into a bug report", _json_flag, _env),
     "version": Command("the version of this package", _nothing, _version),
 }

@@ -39,9 +39,10 @@ MANIFEST_SCHEMA = 1
 # reading past it would be the silent default that this package exists to end.
 ENVIRONMENT: dict[str, str] = {
     CONFIG_ENVIRONMENT: "options as inline JSON, or the path of a JSON file",
-    STRICT_ENVIRONMENT: "1: audit SGLang's own EAGLE and EAGLE3 too; a speculative flag that SGLang changes is an error",
+    STRICT_ENVIRONMENT: "1: audit SGLang's own EAGLE and EAGLE3 too; a speculative flag that SGLang changes "
+    "is an error",
     "EAGLE3X_CPU_THREADS": "threads per torch operation on the CPU platform, default 1",
-    FLAGS_ENVIRONMENT: "internal: carries the flags to the scheduler processes; set by the server, not by you",
+    FLAGS_ENVIRONMENT: "internal: carries the flags to the scheduler processes; the server sets it",
 }
 _MANIFEST_ONLY: dict[str, tuple[type | tuple[type, ...], str]] = {
     "schema": (int, f"the number {MANIFEST_SCHEMA}"),
@@ -86,8 +87,11 @@ class Options:
         "a comma-separated list (in JSON: a list) of embed, resid@B, out@K, final_norm",
         "Hidden states the draft was trained on, in training order.",
         lambda text: [part.strip() for part in text.split(",")],
-        lambda value: isinstance(value, list) and bool(value) and all(isinstance(t, str) and t for t in value),
-        default_text="the draft's own eagle_config, where its meaning can be proved for this target; otherwise an error",
+        lambda value: (
+            isinstance(value, list) and bool(value) and all(isinstance(t, str) and t for t in value)
+        ),
+        default_text="the draft's own eagle_config, where its meaning can be proved for this target; "
+        "otherwise an error",
         freeze=tuple,
     )
     kernels: str = _option(
@@ -100,7 +104,8 @@ class Options:
     accept_alarm: float = _option(
         1.1,
         "0 (never), or a number from 1.0 up",
-        "Warn when the mean accept length over the first rounds is below this; 1.0 is a draft that is never right.",
+        "Warn when the mean accept length over the first rounds is below this; 1.0 is a draft that is "
+        "never right.",
         float,
         lambda value: _is_number(value) and (value == 0 or value >= 1),
     )
@@ -141,7 +146,8 @@ class Option:
 
 
 OPTIONS: dict[str, Option] = {
-    field.name: Option(field.name, field.default, field.metadata["rule"]) for field in dataclasses.fields(Options)
+    field.name: Option(field.name, field.default, field.metadata["rule"])
+    for field in dataclasses.fields(Options)
 }
 
 
@@ -266,7 +272,13 @@ def _check_keys(layer: Mapping[str, Any], where: str, manifest: bool) -> list[Pr
             kind, words = _MANIFEST_ONLY[key]
             if not isinstance(value, kind) or isinstance(value, bool):
                 problems.append(
-                    Problem(f"{where}: {key}", repr(value), words, "it has another type", f"correct or remove {key!r}")
+                    Problem(
+                        f"{where}: {key}",
+                        repr(value),
+                        words,
+                        "it has another type",
+                        f"correct or remove {key!r}",
+                    )
                 )
         elif key not in OPTIONS:
             problems.append(
@@ -281,7 +293,11 @@ def _check_keys(layer: Mapping[str, Any], where: str, manifest: bool) -> list[Pr
             )
         elif not OPTIONS[key].rule.accept(value):
             problems.append(OPTIONS[key].problem(f"{where}: {key}", value))
-    if manifest and _is_whole(layer.get("schema", MANIFEST_SCHEMA)) and layer.get("schema") != MANIFEST_SCHEMA:
+    if (
+        manifest
+        and _is_whole(layer.get("schema", MANIFEST_SCHEMA))
+        and layer.get("schema") != MANIFEST_SCHEMA
+    ):
         problems.append(
             Problem(
                 f"{where}: schema",
@@ -413,14 +429,15 @@ def markdown() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| `{o.flag}` | `{o.name}` | {o.default_text} | {o.rule.allowed} | {o.rule.help} |" for o in OPTIONS.values()
+        f"| `{o.flag}` | `{o.name}` | {o.default_text} | {o.rule.allowed} | {o.rule.help} |"
+        for o in OPTIONS.values()
     ]
     lines += [
         "",
         "## Manifest",
         "",
-        f"`{MANIFEST}` is a JSON object with `schema` ({MANIFEST_SCHEMA}), any of the keys above, and for people:",
-        "`notes` (text) and `provenance` (an object, free-form). For instance:",
+        f"`{MANIFEST}` is a JSON object with `schema` ({MANIFEST_SCHEMA}), any of the keys above, and for",
+        "people: `notes` (text) and `provenance` (an object, free-form). For instance:",
         "",
         "```json",
         '{"schema": 1, "taps": ["embed", "resid@2", "resid@5"], "provenance": {"trainer": "..."}}',
@@ -433,10 +450,12 @@ def markdown() -> str:
     ]
     lines += [f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items()]
     lines += [
-        "| `SGLANG_PLATFORM=eagle3x_cpu` | SGLang's own: force the CPU platform on a machine with an accelerator |",
-        "| `SGLANG_PLUGINS` | SGLang's own: a list of plugins to load; without `eagle3x` in it SGLang does not know "
-        "EAGLE3X, and without `eagle3x_cpu` not the CPU platform |",
-        "| `SGLANG_PLATFORM=<another>` | SGLang's own: another platform's name excludes this package, and EAGLE3X with it |",
+        "| `SGLANG_PLATFORM=eagle3x_cpu` | SGLang's own: force the CPU platform on a machine with an "
+        "accelerator |",
+        "| `SGLANG_PLUGINS` | SGLang's own: a list of plugins to load; without `eagle3x` in it SGLang does "
+        "not know EAGLE3X, and without `eagle3x_cpu` not the CPU platform |",
+        "| `SGLANG_PLATFORM=<another>` | SGLang's own: another platform's name excludes this package, and "
+        "EAGLE3X with it |",
         "",
     ]
     return "\n".join(lines)
@@ -445,7 +464,9 @@ def markdown() -> str:
 def main(arguments: list[str] | None = None) -> None:
     """``python -m sglang_eagle3_ext.config [--write FILE]``: print or write the reference page."""
     parser = argparse.ArgumentParser(prog="python -m sglang_eagle3_ext.config", allow_abbrev=False)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there instead of printing it")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the page there instead of printing it"
+    )
     target = parser.parse_args(arguments).write
     if target is None:
         sys.stdout.write(markdown())

@@ -366,6 +366,12 @@ START_RULES: tuple[StartRule, ...] = (
 )
 
 
+_REFUSED_ENVIRONMENT = {
+    "SGLANG_SIMULATE_ACC_LEN": "it overwrites what was accepted: the output would be no text of the target",
+    "SGLANG_RUST_SERVER": "requests would not pass the checks of this plugin",
+}
+
+
 def device_of_platform() -> str:
     """``cpu`` where this package's platform serves, else ``cuda``."""
     return CPU if platform_cpu.is_active() else CUDA
@@ -383,13 +389,25 @@ def server_problems(server_args: Any, device: str | None = None) -> list[Problem
     problems = [p for rule in START_RULES for p in rule.problems(server_args, device)]
     problems += _device_problems(server_args, device)
     problems += _tree_problems(server_args, device)
-    for name, on, why in (
-        ("SGLANG_SIMULATE_ACC_LEN", lambda text: not text.startswith(("-", "0")), "it overwrites what was accepted"),
-        ("SGLANG_RUST_SERVER", lambda text: text.lower() in ("1", "true"), "requests would not pass the checks of this plugin"),
-    ):
-        if on(os.environ.get(name, "0")):
-            problems.append(Problem(name, repr(os.environ[name]), "not set", why, f"unset {name}"))
+    for name, why in _REFUSED_ENVIRONMENT.items():
+        given = os.environ.get(name, "")
+        if given.lower() not in ("", "0", "-1", "false", "no", "off"):
+            problems.append(Problem(name, repr(given), "not set", why, f"unset {name}"))
     return problems
+
+
+def kernel_problems(kernels: str, source: str, device: str | None = None) -> list[Problem]:
+    """Whether the tree kernels that ``--eagle3x-kernels`` names exist on this device."""
+    device = device_of_platform() if device is None else device
+    works = "own" if device == CPU else "sglang"
+    if kernels in ("auto", works):
+        return []
+    why = (
+        "SGLang's tree kernels need a GPU"
+        if device == CPU
+        else "our own tree kernels are not served on a GPU by this version"
+    )
+    return [Problem(source, repr(kernels), f"auto or {works}", why, "leave it out, or say auto")]
 
 
 def _device_problems(server_args: Any, device: str) -> list[Problem]:
@@ -405,7 +423,9 @@ def _device_problems(server_args: Any, device: str) -> list[Problem]:
             "SGLang verifies greedily there and would ignore temperature in silence"
             if not own_engine
             else "SGLang's own CPU engine verifies greedily and would ignore temperature in silence",
-            "unset SGLANG_USE_CPU_ENGINE and set SGLANG_PLATFORM=eagle3x_cpu" if own_engine else "drop --device",
+            "unset SGLANG_USE_CPU_ENGINE and set SGLANG_PLATFORM=eagle3x_cpu"
+            if own_engine
+            else "drop --device",
         )
     ]
 
@@ -420,14 +440,18 @@ def _tree_problems(server_args: Any, device: str) -> list[Problem]:
         for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
     } - {None}
     problems = []
-    if isinstance(page, int) and page > 1 and (device == CPU or (backends and not backends <= {*TREE_PAGE_BACKENDS})):
+    if (
+        isinstance(page, int)
+        and page > 1
+        and (device == CPU or (backends and not backends <= {*TREE_PAGE_BACKENDS}))
+    ):
         allowed = "1" if device == CPU else f"1, or an attention backend of {', '.join(TREE_PAGE_BACKENDS)}"
         problems.append(
             Problem(
                 "--page-size",
                 f"{page} with {TOPK} {topk}",
                 allowed,
-                "the branches of a draft tree would share pages, which this attention backend cannot take apart",
+                "the branches of a draft tree would share pages, which this attention backend cannot split",
                 f"pass --page-size 1, or {TOPK} 1",
             )
         )
@@ -486,7 +510,9 @@ _RELAXED = "; SGLang applies the counts from before the round to every node"
 _GRAMMAR = "the CPU round does not advance a grammar along the branches of a tree"
 
 REQUEST_RULES: tuple[RequestRule, ...] = (
-    RequestRule("temperature, top_p, top_k", lambda r: None, SERVED, AS_SGLANG, "the target's own law is kept"),
+    RequestRule(
+        "temperature, top_p, top_k", lambda r: None, SERVED, AS_SGLANG, "the target's own law is kept"
+    ),
     RequestRule(
         "sampling_seed",
         lambda r: None,
@@ -502,9 +528,19 @@ REQUEST_RULES: tuple[RequestRule, ...] = (
         "SGLang's verification of speculative tokens ignores it",
     ),
     RequestRule("logit_bias", lambda r: None, SERVED, AS_SGLANG, ""),
-    RequestRule("frequency_penalty", _sampling("frequency_penalty", 0.0, None), REFUSED, RELAXED, _PENALTY + _RELAXED),
-    RequestRule("presence_penalty", _sampling("presence_penalty", 0.0, None), REFUSED, RELAXED, _PENALTY + _RELAXED),
-    RequestRule("repetition_penalty", _sampling("repetition_penalty", 1.0, None), REFUSED, RELAXED, _PENALTY + _RELAXED),
+    RequestRule(
+        "frequency_penalty", _sampling("frequency_penalty", 0.0, None), REFUSED, RELAXED, _PENALTY + _RELAXED
+    ),
+    RequestRule(
+        "presence_penalty", _sampling("presence_penalty", 0.0, None), REFUSED, RELAXED, _PENALTY + _RELAXED
+    ),
+    RequestRule(
+        "repetition_penalty",
+        _sampling("repetition_penalty", 1.0, None),
+        REFUSED,
+        RELAXED,
+        _PENALTY + _RELAXED,
+    ),
     RequestRule(
         "min_new_tokens",
         _sampling("min_new_tokens", 0, None),
@@ -512,7 +548,9 @@ REQUEST_RULES: tuple[RequestRule, ...] = (
         RELAXED,
         "it forbids stop tokens by position, which differs from node to node of a draft tree" + _RELAXED,
     ),
-    RequestRule("json_schema (response_format, tools)", _sampling("json_schema", None), REFUSED, AS_SGLANG, _GRAMMAR),
+    RequestRule(
+        "json_schema (response_format, tools)", _sampling("json_schema", None), REFUSED, AS_SGLANG, _GRAMMAR
+    ),
     RequestRule("regex", _sampling("regex", None), REFUSED, AS_SGLANG, _GRAMMAR),
     RequestRule("ebnf", _sampling("ebnf", None), REFUSED, AS_SGLANG, _GRAMMAR),
     RequestRule("structural_tag", _sampling("structural_tag", None), REFUSED, AS_SGLANG, _GRAMMAR),
@@ -559,7 +597,9 @@ REQUEST_RULES: tuple[RequestRule, ...] = (
         REFUSED,
         "a draft reads the embeddings of token ids, and such a prompt has none",
     ),
-    RequestRule("n, stop, stop_token_ids, ignore_eos, streaming, aborts", lambda r: None, SERVED, AS_SGLANG, ""),
+    RequestRule(
+        "n, stop, stop_token_ids, ignore_eos, streaming, aborts", lambda r: None, SERVED, AS_SGLANG, ""
+    ),
 )
 
 
@@ -580,7 +620,8 @@ def request_problems(request: Any, device: str | None = None) -> list[Problem]:
             f"leave {rule.name.partition(' ')[0]} out, or serve without --speculative-algorithm",
         )
         for rule in REQUEST_RULES
-        if (rule.cpu if device == CPU else rule.cuda) == REFUSED and (given := rule.given(request)) is not None
+        if (rule.cpu if device == CPU else rule.cuda) == REFUSED
+        and (given := rule.given(request)) is not None
     ]
 
 
@@ -605,7 +646,12 @@ TABLE: tuple[tuple[str, str, str, str], ...] = (
         AS_SGLANG,
         "SGLang has none for speculative decoding on a CPU; the log says so",
     ),
-    ("devices other than CUDA and the CPU platform", REFUSED, REFUSED, "SGLang verifies greedily there, in silence"),
+    (
+        "devices other than CUDA and the CPU platform",
+        REFUSED,
+        REFUSED,
+        "SGLang verifies greedily there, in silence",
+    ),
 )
 """(feature, on the CPU platform, on CUDA, why) of everything decided at start."""
 
@@ -619,12 +665,13 @@ def markdown() -> str:
     lines = [
         "# Served and refused",
         "",
-        "Generated by `python -m sglang_eagle3_ext.features --write docs/features.md`; a test keeps it in step.",
+        "Generated by `python -m sglang_eagle3_ext.features --write docs/features.md`; a test keeps it in",
+        "step.",
         "",
-        f"*{SERVED}*: by code of this package, tested in the engine. *{AS_SGLANG}*: SGLang's own code, untouched;",
-        "not run by this project, which had no machine that holds SGLang's CUDA stack. *refused*: the server",
-        "does not start, or the request is answered with an error (HTTP 400, `ValueError` in `sglang.Engine`),",
-        "naming the parameter.",
+        f"*{SERVED}*: by code of this package, tested in the engine. *{AS_SGLANG}*: SGLang's own code,",
+        "untouched; not run by this project, which had no machine that holds SGLang's CUDA stack. *refused*:",
+        "the server does not start, or the request is answered with an error (HTTP 400, `ValueError` in",
+        "`sglang.Engine`), naming the parameter.",
         "",
     ]
     for title, table in (("At start", TABLE), ("Per request", REQUEST_TABLE)):
@@ -637,7 +684,9 @@ def markdown() -> str:
 def main(arguments: list[str] | None = None) -> None:
     """``python -m sglang_eagle3_ext.features [--write FILE]``: print or write the reference page."""
     parser = argparse.ArgumentParser(prog="python -m sglang_eagle3_ext.features", allow_abbrev=False)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there instead of printing it")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the page there instead of printing it"
+    )
     target = parser.parse_args(arguments).write
     if target is None:
         sys.stdout.write(markdown())

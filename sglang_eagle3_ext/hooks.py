@@ -1,7 +1,7 @@
 """What the plugin wraps around SGLang: its parser, its argument resolution, its request intake.
 
-Each hook is one function and one line of :data:`START` or :data:`INTAKE`.  SGLang logs a hook that it cannot apply and
-goes on, so :func:`require_landed` looks afterwards.
+Each hook is one function and one line of :data:`START` or :data:`INTAKE`.  SGLang logs a hook that it
+cannot apply and goes on, so :func:`require_landed` looks afterwards.
 
 Knows SGLang's start-up order; the rules themselves are in ``config.py``, ``strict.py`` and
 ``features.py``.
@@ -149,7 +149,7 @@ def require_landed(hooks: Hooks = START) -> None:
     missing = [alias for alias, _, _ in hooks if not upstream.hook_applied(alias)]
     if missing:
         raise UpstreamMismatchError(
-            f"sglang {upstream.installed_version()} did not apply the hooks of EAGLE3X on {', '.join(missing)}\n"
+            f"sglang {upstream.installed_version()} did not apply EAGLE3X's hooks on {', '.join(missing)}\n"
             "    why: it logs such a failure and goes on; checks and options would be missing\n"
             "    hint: look for 'Failed to apply hooks' in the log above; SGLANG_PLUGINS=eagle3x,eagle3x_cpu "
             "starts without other plugins"

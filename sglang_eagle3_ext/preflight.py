@@ -19,7 +19,6 @@ from typing import Any
 from . import config, features, strict
 from .errors import Problem, RefusedError
 
-
 TARGET_FILES = ["config.json"]
 DRAFT_FILES = ["*.json", "*.safetensors"]
 _REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -86,7 +85,9 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
     """
     found = Collected()
     problems = found.problems
-    target = _folder("--model-path", server_args.model_path, server_args.revision, TARGET_FILES, fetch, problems)
+    target = _folder(
+        "--model-path", server_args.model_path, server_args.revision, TARGET_FILES, fetch, problems
+    )
     draft = _folder(
         "--speculative-draft-model-path",
         server_args.speculative_draft_model_path,
@@ -102,6 +103,8 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
     except RefusedError as error:
         problems += error.problems
     problems += features.server_problems(server_args)
+    if options is not None:
+        problems += features.kernel_problems(options.values.kernels, options.sources["kernels"])
 
     given = (
         server_args.speculative_num_steps,
@@ -139,10 +142,14 @@ def _folder(
         return Path(path)
     hint = f"pass {flag} with the folder of the checkpoint, or with its repository id"
     if not path:
-        problems.append(Problem(flag, "nothing", "a folder or a repository id", "there is no draft to serve", hint))
+        problems.append(
+            Problem(flag, "nothing", "a folder or a repository id", "there is no draft to serve", hint)
+        )
         return None
     if not _REPOSITORY_ID.fullmatch(path):
-        why = "this is a file" if Path(path).exists() else "there is no such folder, and it is no repository id"
+        why = (
+            "this is a file" if Path(path).exists() else "there is no such folder, and it is no repository id"
+        )
         problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
         return None
     if not fetch:
@@ -152,7 +159,8 @@ def _folder(
     try:
         return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=files))
     except Exception as error:  # whatever the hub client raises: offline, no such repository, no access
-        why = f"it is no folder here and cannot be fetched: {type(error).__name__}: {str(error).splitlines()[0]}"
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = f"it is no folder here and cannot be fetched: {reason}"
         problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
         return None
 

@@ -83,9 +83,10 @@ def _same_meaning(field: str, given: Any, became: Any) -> bool:
 
 def _audit_hint(field: str, given: Any, became: Any, resolved: Mapping[str, Any]) -> str:
     flag = flag_of(field)
-    steps = resolved.get("speculative_num_steps")
-    if field == "speculative_num_draft_tokens" and resolved.get("speculative_eagle_topk") == 1 and _is_whole(steps):
-        return _chain_hint(steps, given, MOST_TOPK) if _is_whole(given) else f"drop {flag}"
+    steps: Any = resolved.get("speculative_num_steps")
+    if field == "speculative_num_draft_tokens" and resolved.get("speculative_eagle_topk") == 1:
+        known = isinstance(steps, int) and isinstance(given, int)
+        return _chain_hint(steps, given, MOST_TOPK) if known else f"drop {flag}"
     if became is None or became is False:
         return f"drop {flag}"
     if became is True:
@@ -139,18 +140,32 @@ def shape_problems(
     for flag, value, least, most, what in (
         (STEPS, steps, 1, MOST_STEPS, "the draft forward passes per round"),
         (TOPK, topk, 1, most_topk, "the branches kept per step"),
-        (DRAFT_TOKENS, draft_tokens, 2, MOST_DRAFT_TOKENS, "the nodes the target verifies per round, root included"),
+        (
+            DRAFT_TOKENS,
+            draft_tokens,
+            2,
+            MOST_DRAFT_TOKENS,
+            "the nodes the target verifies per round, root included",
+        ),
     ):
         if value is None:
             if flag == DRAFT_TOKENS and steps is None:
                 continue  # follows from the steps, which are asked for
             problems.append(
-                Problem(flag, "nothing", f"{least} to {most}", f"it sets {what}", _missing_hint(flag, steps, topk, draft_tokens))
+                Problem(
+                    flag,
+                    "nothing",
+                    f"{least} to {most}",
+                    f"it sets {what}",
+                    _missing_hint(flag, steps, topk, draft_tokens),
+                )
             )
         elif not _is_whole(value) or not least <= value <= most:
             near = min(max(value, least), most) if _is_whole(value) else least
             hint = f"drop {flag}" if flag == DRAFT_TOKENS and topk == 1 else f"pass {flag} {near}"
-            problems.append(Problem(flag, repr(value), f"a whole number from {least} to {most}", f"it sets {what}", hint))
+            problems.append(
+                Problem(flag, repr(value), f"a whole number from {least} to {most}", f"it sets {what}", hint)
+            )
     if problems:
         return problems
     assert steps is not None and topk is not None and draft_tokens is not None
@@ -174,7 +189,8 @@ def shape_problems(
                 DRAFT_TOKENS,
                 f"{draft_tokens} with {STEPS} {steps} and {TOPK} {topk}",
                 f"2 to {most}, which is 1 + topk + (steps - 1) * topk^2",
-                "the draft proposes no more candidates than that; stock SGLang fails on it after the weights have loaded",
+                "the draft proposes no more candidates than that; stock SGLang fails on it after the weights "
+                "have loaded",
                 f"pass {DRAFT_TOKENS} {most} ({_passes(steps)}){larger}",
             )
         ]
@@ -184,7 +200,7 @@ def shape_problems(
 def _missing_hint(flag: str, steps: int | None, topk: int | None, draft_tokens: int | None) -> str:
     if flag == STEPS:
         chain = draft_tokens - 1 if topk == 1 and isinstance(draft_tokens, int) and draft_tokens > 1 else 5
-        return f"pass {STEPS} {chain} ({_passes(chain)} per round); the number of steps has no default, it is the cost of a round"
+        return f"pass {STEPS} {chain} ({_passes(chain)} per round); it has no default, for it is the cost"
     assert flag == DRAFT_TOKENS and isinstance(steps, int) and isinstance(topk, int)
     some = min(most_draft_tokens(max(steps, 1), max(topk, 2)), 16)
     return f"pass {DRAFT_TOKENS} {some}, or {TOPK} 1 for a chain of {steps}"
@@ -196,10 +212,13 @@ def _chain_hint(steps: int, draft_tokens: int, most_topk: int) -> str:
     if chain <= MOST_STEPS:
         ways.append(f"{STEPS} {chain} {DRAFT_TOKENS} {draft_tokens} (chain of {chain}, {_passes(chain)})")
     tree_steps = min(max(steps, 3), 5)
-    fitting = [k for k in (4, 8, 16, 32, 64) if k <= most_topk and most_draft_tokens(tree_steps, k) >= draft_tokens]
+    fitting = [
+        k for k in (4, 8, 16, 32, 64) if k <= most_topk and most_draft_tokens(tree_steps, k) >= draft_tokens
+    ]
     if draft_tokens > steps + 1 and fitting:
         ways.append(
-            f"{STEPS} {tree_steps} {TOPK} {fitting[0]} {DRAFT_TOKENS} {draft_tokens} (tree, {_passes(tree_steps)})"
+            f"{STEPS} {tree_steps} {TOPK} {fitting[0]} {DRAFT_TOKENS} {draft_tokens} "
+            f"(tree, {_passes(tree_steps)})"
         )
     return "one of: " + "; ".join(ways)
 

@@ -162,14 +162,16 @@ SEAMS: dict[str, Seam] = {
     "resolving_view": Seam(
         "sglang.srt.arg_groups.overrides:resolving_view", None, "ServerArgs as resolved so far"
     ),
-    "record_fields": Seam("sglang.srt.arg_groups.arg_utils:record_fields", ("cls",), "fields with their defaults"),
+    "record_fields": Seam(
+        "sglang.srt.arg_groups.arg_utils:record_fields", ("cls",), "the fields with their defaults"
+    ),
     "_print_llm_help": Seam(
         "sglang.cli.serve:_print_llm_help",
         ("_request",),
         "loads the plugins before the help is printed",
         "SGLang loads its plugins before the help of sglang serve, as for every other command",
     ),
-    "load_plugins": Seam("sglang.srt.plugins:load_plugins", (), "loads the plugins before the help is printed"),
+    "load_plugins": Seam("sglang.srt.plugins:load_plugins", (), "loads the plugins before that help"),
     "get_spec": Seam(
         "sglang.srt.runtime_context:get_spec", (), "which algorithm the process that takes requests serves"
     ),
