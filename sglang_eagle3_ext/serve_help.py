@@ -50,9 +50,9 @@ def _wrap(module: ModuleType) -> None:
         return  # upstream.check() names what is missing
 
     def with_plugins(*arguments: Any) -> Any:
-        from sglang.srt.plugins import load_plugins
+        from . import upstream
 
-        load_plugins()
+        upstream.load_plugins()
         return original(*arguments)
 
     setattr(module, FUNCTION, with_plugins)

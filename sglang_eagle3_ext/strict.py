@@ -138,7 +138,7 @@ def shape_problems(
     problems = []
     most_topk = min(MOST_TOPK, draft_vocab or MOST_TOPK)
     for flag, value, least, most, what in (
-        (STEPS, steps, 1, MOST_STEPS, "the draft forward passes per round"),
+        (STEPS, steps, 1, MOST_STEPS, "the draft forward passes per round, which are its cost"),
         (TOPK, topk, 1, most_topk, "the branches kept per step"),
         (
             DRAFT_TOKENS,
@@ -197,13 +197,15 @@ def shape_problems(
     return []
 
 
-def _missing_hint(flag: str, steps: int | None, topk: int | None, draft_tokens: int | None) -> str:
+def _missing_hint(flag: str, steps: Any, topk: Any, draft_tokens: Any) -> str:
+    """A setting for a flag that was not given; the others may be of any type still."""
     if flag == STEPS:
-        chain = draft_tokens - 1 if topk == 1 and isinstance(draft_tokens, int) and draft_tokens > 1 else 5
-        return f"pass {STEPS} {chain} ({_passes(chain)} per round); it has no default, for it is the cost"
-    assert flag == DRAFT_TOKENS and isinstance(steps, int) and isinstance(topk, int)
-    some = min(most_draft_tokens(max(steps, 1), max(topk, 2)), 16)
-    return f"pass {DRAFT_TOKENS} {some}, or {TOPK} 1 for a chain of {steps}"
+        chain = draft_tokens - 1 if topk == 1 and _is_whole(draft_tokens) and draft_tokens > 1 else 5
+        tree = f" {DRAFT_TOKENS} 16" if topk != 1 and draft_tokens is None else ""
+        return f"pass {STEPS} {chain}{tree} ({_passes(chain)} per round)"
+    if not (_is_whole(steps) and _is_whole(topk) and steps > 0 and topk > 1):
+        return f"drop {TOPK} for a chain, or pass {DRAFT_TOKENS} 16"
+    return f"pass {DRAFT_TOKENS} {min(most_draft_tokens(steps, topk), 16)}, or {TOPK} 1 for a chain of {steps}"
 
 
 def _chain_hint(steps: int, draft_tokens: int, most_topk: int) -> str:
