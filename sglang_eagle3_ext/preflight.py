@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import config, features, strict
+from . import checkpoint, config, features, platform_cpu, strict, taps
 from .errors import Problem, RefusedError
 
 TARGET_FILES = ["config.json"]
@@ -31,8 +31,9 @@ class Preflight:
     Attributes:
         options: values of the EAGLE3X options with their sources.
         steps, topk, draft_tokens: the shape of a round, complete.
-        notes: what was filled in because nobody said it.
+        notes: what was filled in because nobody said it, and what to know about the draft.
         plan: taps to capture and how they reach the draft; None while a checkpoint is not local.
+        draft: the draft's folder; None while it is not local.
     """
 
     options: config.Resolved
@@ -40,7 +41,8 @@ class Preflight:
     topk: int
     draft_tokens: int
     notes: tuple[str, ...]
-    plan: Any
+    plan: taps.TapPlan | None
+    draft: Path | None
 
     def log_lines(self) -> Iterator[str]:
         """What to say when a server starts."""
@@ -50,6 +52,8 @@ class Preflight:
             f"{strict.STEPS} {self.steps}, {strict.TOPK} {self.topk}, "
             f"{strict.DRAFT_TOKENS} {self.draft_tokens}"
         )
+        if self.plan is not None:
+            yield self.plan.describe()
 
 
 @dataclass
@@ -116,22 +120,29 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
     problems += strict.shape_problems(*given, draft_vocab=_draft_vocab(draft_config))
 
     plan = None
-    if options is not None and draft is not None and draft_config and target_config:
-        plan = _check_model(options, draft, draft_config, target_config, problems)
+    notes: list[str] = []
+    if options is not None and draft is not None and target is not None and draft_config and target_config:
+        described = taps.read_target(target_config, str(target), problems)
+        if described is not None:
+            plan = taps.resolve(options, draft_config, described, problems, notes)
+        if plan is not None:
+            checkpoint.check(
+                draft,
+                draft_config,
+                target,
+                target_config,
+                plan,
+                platform_cpu.is_active(),
+                problems,
+                notes,
+            )
     if problems:
         return found
     assert options is not None
-    steps, topk, draft_tokens, notes = strict.fill_shape(*given)
+    steps, topk, draft_tokens, filled = strict.fill_shape(*given)
     assert steps is not None and topk is not None and draft_tokens is not None
-    found.result = Preflight(options, steps, topk, draft_tokens, tuple(notes), plan)
+    found.result = Preflight(options, steps, topk, draft_tokens, (*filled, *notes), plan, draft)
     return found
-
-
-def _check_model(
-    options: config.Resolved, draft: Path, draft_config: Any, target_config: Any, problems: list[Problem]
-) -> Any:
-    """Taps and draft checkpoint against the target."""
-    return None
 
 
 def _folder(

@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="autocast; faster where the CPU has AMX or AVX512-BF16")
+    parser.add_argument("--compile", action="store_true", help="torch.compile; a minute once, then 1.5 times as fast")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     tokens = torch.from_numpy(np.load(options.work / "train.npy").astype(np.int64))
@@ -124,12 +126,20 @@ def main() -> None:
     size = sum(p.numel() for p in target.parameters())
     print(f"{size / 1e6:.2f} M parameters", flush=True)
 
+    def loss_of(ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
+            logits = target.lm_head(target(ids[:, :-1])[0])
+        return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+    if options.compile:
+        loss_of = torch.compile(loss_of)
+        loss_of(torch.zeros(options.batch, options.length + 1, dtype=torch.int64)).backward()
+        target.zero_grad(set_to_none=True)
     began, steps = time.perf_counter(), 0
     while (progress := (time.perf_counter() - began) / (60 * options.minutes)) < 1:
         starts = torch.randint(tokens.numel() - options.length - 1, (options.batch,))
         ids = torch.stack([tokens[s : s + options.length + 1] for s in starts.tolist()])
-        hidden, _, _ = target(ids[:, :-1])
-        loss = F.cross_entropy(target.lm_head(hidden).flatten(0, 1), ids[:, 1:].flatten())
+        loss = loss_of(ids)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(rest, 1.0)
         for group, rate in zip((g for o in optimizers for g in o.param_groups), rates, strict=True):
