@@ -142,7 +142,7 @@ class CpuDrafter:
         logits = head.quant_method.apply(head, normed, None)
         if upstream.get_parallel().tp_size > 1:
             logits = upstream.tensor_model_parallel_all_gather(logits)
-        logits = logits[:, : self.vocab_size]
+        logits = logits[:, : self.vocab_size].contiguous()  # without the rows that pad the head
         if self.shape.topk > 1:
             return kernels.row_topk(logits, self.shape.topk)
         ids = kernels.row_argmax(logits).unsqueeze(1)

@@ -82,9 +82,7 @@ def resolve_strictly(original: Callable[[Any], None], record: Any) -> None:
             upstream.unresolve(record)
             raise RefusedError(problems, f"{asked} would not run as it was asked to")
         if asked == NAME:
-            register(INTAKE)
-            upstream.HookRegistry.apply_hooks()
-            require_landed(INTAKE)
+            apply(INTAKE)
     except Eagle3XError as error:
         end_start(error)
 
@@ -138,6 +136,17 @@ def register(hooks: Hooks = START) -> None:
     for alias, kind, hook in hooks:
         if not upstream.hook_applied(alias):
             registry.register(upstream.hook_target(alias), hook, kinds[kind])
+
+
+def apply(hooks: Hooks) -> None:
+    """Register ``hooks`` after SGLang has applied the others, and check that they are in place.
+
+    Raises:
+        UpstreamMismatchError: see :func:`require_landed`.
+    """
+    register(hooks)
+    upstream.HookRegistry.apply_hooks()
+    require_landed(hooks)
 
 
 def require_landed(hooks: Hooks = START) -> None:

@@ -146,8 +146,14 @@ def last_slot(
     return torch.where(prefix_lens_tensor > 0, last.long(), -1)
 
 
+def no_copy_kernel(pool: Any) -> None:
+    """Leave out the compilation of a Triton kernel that copies KV rows; ``accept.py`` moves them itself."""
+    pool._kv_copy_config = None
+
+
 # Replaced functions of SGLang, by alias in upstream.SEAMS.
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "assign_req_to_token_pool_func": assign_slots,
     "get_last_loc": last_slot,
+    "MHATokenToKVPool._init_kv_copy_and_warmup": no_copy_kernel,
 }

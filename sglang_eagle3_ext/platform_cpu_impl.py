@@ -9,11 +9,14 @@ from typing import Any
 import psutil
 import torch
 
-from . import platform_cpu, upstream
+from . import hooks, platform_cpu, upstream
 
 logger = logging.getLogger(__name__)
 
 ATTENTION_BACKEND = "eagle3x_cpu"
+CPU_HOOKS: hooks.Hooks = tuple(
+    (alias, "REPLACE", function) for alias, function in platform_cpu.REPLACEMENTS.items()
+)
 
 
 class CpuPlatform(upstream.SRTPlatform):  # type: ignore[misc]  # resolved at run time
@@ -74,6 +77,7 @@ class CpuPlatform(upstream.SRTPlatform):  # type: ignore[misc]  # resolved at ru
         """Once per worker process, before any model is built."""
         torch.set_num_threads(platform_cpu.intra_op_threads())
         upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention_backend)
+        hooks.apply(CPU_HOOKS)
 
 
 def _create_attention_backend(runner: Any) -> Any:

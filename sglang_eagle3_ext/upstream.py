@@ -212,6 +212,12 @@ SEAMS: dict[str, Seam] = {
         "replaced on the CPU platform: a Triton launch with no platform seam",
         "patches: a platform seam for slot assignment",
     ),
+    "MHATokenToKVPool._init_kv_copy_and_warmup": Seam(
+        "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool._init_kv_copy_and_warmup",
+        ("self",),
+        "replaced on the CPU platform: a Triton launch with no platform seam",
+        "patches: a platform seam for moving KV rows",
+    ),
     "KVWriteLoc": Seam("sglang.srt.mem_cache.memory_pool:KVWriteLoc", None, "where new keys and values go"),
 }
 
@@ -354,11 +360,14 @@ def draft_worker_class(factory: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def draft_tap_count(count: int) -> Iterator[None]:
+def draft_taps(count: int, aux: bool) -> Iterator[None]:
     """While the draft model is built, tell it how many taps it was trained on.
 
-    SGLang reads the number from ``eagle_config`` or assumes three; a manifest or a flag may say
-    otherwise.
+    SGLang's draft classes read the number from ``eagle_config`` or assume three; a manifest or a flag
+    may say otherwise.
+
+    Args:
+        aux: whether captured planes feed the draft, or the target's normed state.
     """
     model_config = importlib.import_module(SEAMS["ModelConfig"].path.partition(":")[0]).ModelConfig
     original = model_config.__dict__["from_server_args"]
@@ -366,7 +375,14 @@ def draft_tap_count(count: int) -> Iterator[None]:
     def from_server_args(*arguments: Any, **named: Any) -> Any:
         config = original.__func__(*arguments, **named)
         if named.get("is_draft_model"):
-            config.hf_config.num_aux_hidden_states = count
+            hf = config.hf_config
+            hf.num_aux_hidden_states = count
+            hf.eagle_config = {
+                **(getattr(hf, "eagle_config", None) or {}),
+                "use_aux_hidden_state": aux,
+                # Only the length is read, by the MLA draft; the capture is set elsewhere.
+                "eagle_aux_hidden_state_layer_ids": list(range(count)),
+            }
         return config
 
     model_config.from_server_args = staticmethod(from_server_args)

@@ -10,14 +10,13 @@ Knows the order of the stages; does not know how any of them works.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
-import torch
+import eagle3_kernels as kernels
 
 from . import accept, platform_cpu, taps, tree, upstream, verify
-from .config import Resolved
 from .draft import CpuDrafter
 from .preflight import Preflight, preflight
 from .records import DraftShape
@@ -27,26 +26,39 @@ logger = logging.getLogger(__name__)
 
 
 class Eagle3XDraftWorker(upstream.EagleDraftWorker):  # type: ignore[misc]  # resolved at run time
-    """Loads the draft strictly, folds the tap order into it, and drafts."""
+    """Loads the draft for its taps, folds their order into it, and drafts."""
 
     def __init__(self, plan: taps.TapPlan, **arguments: Any):
-        with upstream.draft_tap_count(len(plan.taps)):
-            super().__init__(**arguments)
-        taps.fold(self.draft_runner, plan)
-        self.shape = DraftShape(
-            self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens
-        )
+        self.plan = plan
+        self.planes_checked = False
         self.drafter: CpuDrafter | None = None
+        with upstream.draft_taps(len(plan.taps), aux=bool(plan.boundaries)):
+            super().__init__(**arguments)
+        taps.fold(self.draft_runner.model, plan)
+        self.draft_runner.model_config.hf_config.num_aux_hidden_states = plan.planes
 
     def init_attention_backend(self) -> None:
         """On the CPU platform one attention backend serves every draft pass."""
+        taps.check_installed(self.plan, self.target_worker.model_runner.model)
         if not platform_cpu.is_active():
             super().init_attention_backend()
             return
         self.draft_attn_backend = self.draft_runner.attn_backend
         self.draft_extend_attn_backend = None
         self.draft_runner.draft_attn_backend = self.draft_attn_backend
-        self.drafter = CpuDrafter(self.draft_runner, self.shape, self.hot_token_id)
+        shape = DraftShape(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
+        self.drafter = CpuDrafter(self.draft_runner, shape, self.hot_token_id)
+
+    def _draft_extend_for_prefill(
+        self, batch: Any, target_hidden_states: Any, next_token_ids: Any, *arguments: Any, **named: Any
+    ) -> Any:
+        """SGLang's pass over the prompt; the first one shows whether the taps arrive."""
+        if not self.planes_checked and not batch.forward_mode.is_idle():
+            taps.check_planes(self.plan, target_hidden_states, batch.input_ids.numel())
+            self.planes_checked = True
+        return super()._draft_extend_for_prefill(
+            batch, target_hidden_states, next_token_ids, *arguments, **named
+        )
 
 
 class Eagle3XWorker(upstream.EAGLEWorkerV2):  # type: ignore[misc]  # resolved at run time
@@ -54,16 +66,14 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):  # type: ignore[misc]  # resolved a
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
         checked = preflight(server_args)
+        assert checked.plan is not None  # preflight fetches what is not local
         taps.install(checked.plan, target_worker.model_runner)
         with upstream.draft_worker_class(_draft_worker_factory(checked.plan)):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        self.plan = checked.plan
-        self.shape = DraftShape(
-            self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens
-        )
-        self.stats = _stats(checked, self.shape)
-        self._first_forward_checked = False
-        logger.info("EAGLE3X %s", checked.describe())
+        self.shape = DraftShape(checked.steps, checked.topk, checked.draft_tokens)
+        self.stats = _stats(checked)
+        if platform_cpu.is_active():
+            kernels.warm_up()
 
     # --- one round ----------------------------------------------------------------------------------
 
@@ -103,17 +113,13 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):  # type: ignore[misc]  # resolved a
                 return self._decode_round(batch, on_publish)
         return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
 
-    def _forward_prefill_batch(self, batch: Any, *arguments: Any, **named: Any) -> Any:
-        result = super()._forward_prefill_batch(batch, *arguments, **named)
-        return result
-
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """SGLang's hook with the accepted drafts on the host: measure, then SGLang's own use of it."""
         self.stats.add(num_correct_drafts_per_req)
         super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size)
 
 
-def _draft_worker_factory(plan: taps.TapPlan) -> Any:
+def _draft_worker_factory(plan: taps.TapPlan) -> Callable[..., Eagle3XDraftWorker]:
     def build(server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> Eagle3XDraftWorker:
         return Eagle3XDraftWorker(
             plan,
@@ -124,3 +130,16 @@ def _draft_worker_factory(plan: taps.TapPlan) -> Any:
         )
 
     return build
+
+
+def _stats(checked: Preflight) -> AcceptStats:
+    assert checked.plan is not None
+    values = checked.options.values
+    return AcceptStats(
+        steps=checked.steps,
+        alarm_below=values.accept_alarm,
+        alarm_rounds=values.accept_alarm_rounds,
+        hint=f"this server feeds {taps.names([t.boundary for t in checked.plan.taps])} "
+        f"({checked.plan.explanation}); compare it with the training configuration and name the right ones "
+        f"with {taps.FLAG}",
+    )
