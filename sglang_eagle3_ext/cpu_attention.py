@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import upstream
 from .errors import Problem, RefusedError
+from .features import CPU_ATTENTION as NAME
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class TreeAttentionBackend(upstream.AttentionBackend):  # type: ignore[misc]  # 
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.plan = AttentionPlan(())
         _refuse_unsupported_layers(model_runner.model)
+        if model_runner.use_mla_backend:
+            # Absorbed attention alone: it reads prefix, tree and new tokens from one latent cache, where
+            # the expanded form would need a merge of partial softmaxes.
+            method = upstream.AttnForwardMethod.MLA
+            getattr(upstream, "AttentionBackendRegistry.register")(NAME, lambda *_: method)
 
     # --- planning: once per forward pass ------------------------------------------------------------
 

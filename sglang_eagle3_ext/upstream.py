@@ -218,6 +218,16 @@ SEAMS: dict[str, Seam] = {
         "replaced on the CPU platform: a Triton launch with no platform seam",
         "patches: a platform seam for moving KV rows",
     ),
+    "AttentionBackendRegistry.register": Seam(
+        "sglang.srt.models.deepseek_common.attention_backend_handler:AttentionBackendRegistry.register",
+        ("cls", "backend_name", "handler_func"),
+        "DeepSeek-style targets: every pass reads the latent cache",
+    ),
+    "AttnForwardMethod": Seam(
+        "sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods:AttnForwardMethod",
+        None,
+        "names that way of attention",
+    ),
     "KVWriteLoc": Seam("sglang.srt.mem_cache.memory_pool:KVWriteLoc", None, "where new keys and values go"),
 }
 
