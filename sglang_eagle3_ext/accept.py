@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 import eagle3_kernels as kernels
 
 from . import upstream

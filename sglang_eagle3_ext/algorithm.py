@@ -112,7 +112,7 @@ def check_start(server_args: Any) -> None:
 def create_class() -> type:
     """The algorithm class; built on demand, for its base comes from SGLang."""
 
-    class Eagle3XAlgorithm(upstream.CustomSpecAlgo):  # type: ignore[misc]  # resolved at run time
+    class Eagle3XAlgorithm(upstream.CustomSpecAlgo):
         """What SGLang asks of an algorithm, answered as for its own EAGLE3 except where said."""
 
         def __repr__(self) -> str:
@@ -140,7 +140,7 @@ def create_class() -> type:
 
         def get_platform_worker_cls(self) -> None:
             """Our factory decides, on every platform."""
-            return None
+            return
 
         def create_future_map(
             self,

@@ -34,6 +34,14 @@ _EMBED = "embed_tokens.weight"
 # Tables that a model derives from its configuration; checkpoints of old exporters carry them.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
 _SAMPLED_ROWS = 64
+LONGER_ENVIRONMENT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+_CONTEXT_KEYS = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_position_embeddings",
+)
 
 Shape = tuple[int, ...]
 
@@ -245,7 +253,6 @@ def check(
     _check_tensors(sizes, config, tensors, plan, problems)
     _check_vocabulary(config, tensors, target_config, problems)
     _check_embedding(tensors, target, problems)
-    _note_positions(config, target_config, notes)
 
 
 def _check_architecture(
@@ -314,7 +321,9 @@ def _check_switches(config: Mapping[str, Any], plan: TapPlan, problems: list[Pro
         )
     if flags.get("qk_norm") or flags.get("use_qk_norm"):
         key = "qk_norm" if flags.get("qk_norm") else "use_qk_norm"
-        refuse(key, "false", "SGLang's draft has no norms on queries and keys", "train the draft without them")
+        refuse(
+            key, "false", "SGLang's draft has no norms on queries and keys", "train the draft without them"
+        )
     if "target_hidden_size" in config and config["target_hidden_size"] != plan.target.width:
         refuse(
             "target_hidden_size",
@@ -374,7 +383,7 @@ def _check_tensors(
                 ", ".join(name for name, _ in _first(unknown)),
                 "tensors that SGLang's draft class uses",
                 "SGLang would drop these in silence: " + "; ".join(f"{n}: {w}" for n, w in _first(unknown)),
-                "correct config.json where it switches the parameter off, otherwise export the draft for SGLang",
+                "correct config.json where it switches them off, otherwise export the draft for SGLang",
             )
         )
     if missing:
@@ -423,9 +432,7 @@ def _why_unknown(name: str, wanted: Iterable[str], config: Mapping[str, Any], pl
     return f"there is no such parameter{f', but {close[0]}' if close else ''}"
 
 
-def _wrong_shape(
-    normal: str, name: str, given: Shape, wanted: Shape, sizes: Sizes, plan: TapPlan
-) -> Problem:
+def _wrong_shape(normal: str, name: str, given: Shape, wanted: Shape, sizes: Sizes, plan: TapPlan) -> Problem:
     why = "another size follows from config.json"
     hint = "correct config.json, or serve the checkpoint that belongs to it"
     if normal == "fc.weight" and len(given) == 2:
@@ -434,7 +441,7 @@ def _wrong_shape(
         if taps == int(taps):
             hint = f"name {int(taps)} taps: fc reads {given[1]} = {int(taps)} x {sizes.target_width}"
         else:
-            hint = f"serve the target the draft was trained for: {given[1]} is no multiple of {sizes.target_width}"
+            hint = f"serve the target it was trained for: {given[1]} is no multiple of {sizes.target_width}"
     elif normal == "lm_head.weight" and given[1:] == wanted[1:]:
         why = f"draft_vocab_size is {sizes.draft_vocab}"
         hint = f'write "draft_vocab_size": {given[0]} if d2t has as many entries'
@@ -516,9 +523,8 @@ def _map_fault(d2t: Any, t2d: Any, draft_vocab: int, vocab: int) -> str | None:
     ids = d2t.long() + torch.arange(draft_vocab)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         absolute = int(d2t.min()) >= 0 and int(d2t.max()) < vocab and d2t.unique().numel() == draft_vocab
-        return (
-            f"d2t reaches target ids {int(ids.min())} to {int(ids.max())} of {vocab}"
-            + (", as if it held ids and not offsets" if absolute else "")
+        return f"d2t reaches target ids {int(ids.min())} to {int(ids.max())} of {vocab}" + (
+            ", as if it held ids and not offsets" if absolute else ""
         )
     if ids.unique().numel() != draft_vocab:
         return f"d2t maps {draft_vocab} draft ids to {ids.unique().numel()} target ids"
@@ -557,9 +563,7 @@ def _check_embedding(tensors: Mapping[str, Tensor], target: Path, problems: list
         with safe_open(ours.file, "pt") as a, safe_open(theirs.file, "pt") as b:
             mine, its = a.get_slice(names[_EMBED]), b.get_slice(other)
             # Either side may have been rounded to bfloat16 when it was saved.
-            same = all(
-                torch.allclose(mine[r].float(), its[r].float(), rtol=2**-7, atol=1e-6) for r in rows
-            )
+            same = all(torch.allclose(mine[r].float(), its[r].float(), rtol=2**-7, atol=1e-6) for r in rows)
         if same:
             return
         fault = f"other values than the target's {other}"
@@ -574,10 +578,52 @@ def _check_embedding(tensors: Mapping[str, Tensor], target: Path, problems: list
     )
 
 
-def _note_positions(config: Mapping[str, Any], target_config: Mapping[str, Any], notes: list[str]) -> None:
-    limit, context = config.get("max_position_embeddings"), target_config.get("max_position_embeddings")
-    if isinstance(limit, int) and isinstance(context, int) and limit < context:
+def context_of(config: Mapping[str, Any]) -> int:
+    """Positions that SGLang derives from a configuration."""
+    for key in ("text_config", "language_config", "llm_config"):
+        if "num_hidden_layers" not in config and isinstance(config.get(key), dict):
+            config = config[key]
+    scaling = config.get("rope_scaling") or {}
+    fixed = "original_max_position_embeddings" in scaling or scaling.get("rope_type") == "llama3"
+    factor = 1 if fixed else scaling.get("factor", 1)
+    for key in _CONTEXT_KEYS:
+        if isinstance(config.get(key), int):
+            return int(factor * config[key])
+    return 2048
+
+
+def check_positions(
+    config: Mapping[str, Any],
+    target_config: Mapping[str, Any],
+    context_length: int | None,
+    longer_allowed: bool,
+    problems: list[Problem],
+    notes: list[str],
+) -> None:
+    """The served context against the positions that the draft was made for.
+
+    Args:
+        context_length: as given by the user, None where the target decides.
+        longer_allowed: whether SGLang was told to extend the draft's positions.
+    """
+    limit = context_of(config)
+    context = context_length or context_of(target_config)
+    if context <= limit:
+        return
+    if longer_allowed:
         notes.append(
-            f"the draft was configured for {limit} positions, the target for {context}: beyond {limit} the "
-            "output stays the target's own, the accept length may fall"
+            f"the draft was configured for {limit} positions, {context} are served: beyond {limit} the output "
+            "stays the target's own, the accept length may fall"
         )
+        return
+    given = str(context) if context_length else f"nothing, so {context} from the target"
+    problems.append(
+        Problem(
+            "--context-length",
+            given,
+            f"up to {limit}, the positions of the draft (max_position_embeddings)",
+            "SGLang refuses a longer context for the draft, after the target has loaded",
+            f"pass --context-length {limit}, or set {LONGER_ENVIRONMENT}=1 to extend the draft's positions: "
+            "the output stays the target's own, the accept length may fall beyond them",
+        )
+    )

@@ -79,7 +79,9 @@ def _padded_segment(
     lengths = [s.numel() for s in slots]
     longest = max(lengths)
     if min(lengths) == longest and all(v is None for v in visible):
-        return Segment(rows, torch.stack(list(slots)), None, query_positions, torch.stack(list(key_positions)))
+        return Segment(
+            rows, torch.stack(list(slots)), None, query_positions, torch.stack(list(key_positions))
+        )
     all_slots = torch.zeros(groups, longest, dtype=torch.int64)
     all_positions = torch.zeros(groups, longest, dtype=torch.int64)
     all_visible = torch.zeros(groups, queries, longest, dtype=torch.bool)
@@ -91,7 +93,7 @@ def _padded_segment(
     return Segment(rows, all_slots, all_visible, query_positions, all_positions)
 
 
-class TreeAttentionBackend(upstream.AttentionBackend):  # type: ignore[misc]  # resolved at run time
+class TreeAttentionBackend(upstream.AttentionBackend):
     """SDPA over gathered KV rows, for target and draft, chain and tree."""
 
     def __init__(self, model_runner: Any):
@@ -131,7 +133,9 @@ class TreeAttentionBackend(upstream.AttentionBackend):  # type: ignore[misc]  # 
     def _decode_plan(self, forward_batch: Any) -> AttentionPlan:
         # seq_lens counts the token being decoded; its slot is already in the table.
         lengths = forward_batch.seq_lens.tolist()
-        slots = [row[:n].long() for row, n in zip(self._rows(forward_batch.req_pool_indices), lengths, strict=True)]
+        slots = [
+            row[:n].long() for row, n in zip(self._rows(forward_batch.req_pool_indices), lengths, strict=True)
+        ]
         positions = torch.tensor(lengths).view(-1, 1) - 1
         keys = [torch.arange(n) for n in lengths]
         return AttentionPlan(
@@ -193,9 +197,7 @@ class TreeAttentionBackend(upstream.AttentionBackend):  # type: ignore[misc]  # 
             for branch in branches:
                 slots.append(torch.cat((prefix, branch)))
                 keys.append(positions)
-        query_positions = (
-            torch.tensor(lengths).add_(steps - 1).repeat_interleave(topk).view(batch * topk, 1)
-        )
+        query_positions = torch.tensor(lengths).add_(steps - 1).repeat_interleave(topk).view(batch * topk, 1)
         return AttentionPlan(
             (_padded_segment(slice(0, batch * topk), slots, [None] * len(slots), query_positions, keys),)
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -116,7 +117,9 @@ def check_arguments(arguments: argparse.Namespace, available: int, context: int)
                 pass
         except OSError as error:
             problems.append(
-                Problem("--plot", str(arguments.plot), "a file that can be written", str(error), "name another")
+                Problem(
+                    "--plot", str(arguments.plot), "a file that can be written", str(error), "name another"
+                )
             )
         if importlib.util.find_spec("matplotlib") is None:
             problems.append(
@@ -137,7 +140,9 @@ def check_arguments(arguments: argparse.Namespace, available: int, context: int)
 
 def serve_command(pair: assets.Pair, speculative: Sequence[str], port: int | None = None) -> list[str]:
     """The command line of one server."""
-    command = ["sglang", "serve", "--model-path", str(pair.target)]
+    # By its path where the shell would not find it.
+    sglang = "sglang" if shutil.which("sglang") else str(Path(sys.executable).with_name("sglang"))
+    command = [sglang, "serve", "--model-path", str(pair.target)]
     if speculative:
         command += ["--speculative-algorithm", "EAGLE3X", "--speculative-draft-model-path", str(pair.draft)]
     command += speculative
@@ -213,10 +218,12 @@ class Server:
             code = self.process.poll()
             if code is not None:
                 raise Eagle3XError(f"a server ended with exit code {code} before it was ready\n{self.tail()}")
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
+            with (
+                contextlib.suppress(urllib.error.URLError, OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer,
+            ):
+                if answer.status == 200:
+                    return
             time.sleep(0.5)
         raise Eagle3XError(f"a server was not ready after {limit_s:.0f} s\n{self.tail()}")
 
@@ -306,7 +313,10 @@ def measure(
 
     clients = {
         name: openai.OpenAI(
-            base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", timeout=REQUEST_LIMIT_S, max_retries=0
+            base_url=f"http://127.0.0.1:{server.port}/v1",
+            api_key="none",
+            timeout=REQUEST_LIMIT_S,
+            max_retries=0,
         )
         for name, server in servers.items()
     }
@@ -323,7 +333,9 @@ def measure(
             measured.tokens += tokens
             measured.verify_rounds += rounds
             measured.seconds += seconds
-        print(f"  {i + 1} of {len(prompts)} prompts", end="\r" if out.isatty() else "\n", file=out, flush=True)
+        print(
+            f"  {i + 1} of {len(prompts)} prompts", end="\r" if out.isatty() else "\n", file=out, flush=True
+        )
     return found
 
 
@@ -439,7 +451,8 @@ def table(acts: Sequence[dict[str, Any]]) -> str:
         )
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     lines = [
-        row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
+        row[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
         for row in rows
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 import eagle3_kernels as kernels
 
 from . import upstream
@@ -152,4 +153,3 @@ class CpuDrafter:
     def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Target vocabulary ids of draft vocabulary ids, same shape."""
         return draft_ids if self.hot_token_id is None else self.hot_token_id[draft_ids]
-

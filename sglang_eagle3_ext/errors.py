@@ -48,7 +48,9 @@ class RefusedError(Eagle3XError):
         context: what was being checked, for the headline.
     """
 
-    def __init__(self, problems: Iterable[Problem], context: str = "EAGLE3X cannot serve this as it was asked"):
+    def __init__(
+        self, problems: Iterable[Problem], context: str = "EAGLE3X cannot serve this as it was asked"
+    ):
         self.problems: tuple[Problem, ...] = tuple(problems)
         assert self.problems, "a refusal needs a problem"
         self.context = context

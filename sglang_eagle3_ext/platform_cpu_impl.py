@@ -19,7 +19,7 @@ CPU_HOOKS: hooks.Hooks = tuple(
 )
 
 
-class CpuPlatform(upstream.SRTPlatform):  # type: ignore[misc]  # resolved at run time
+class CpuPlatform(upstream.SRTPlatform):
     """SGLang on torch's CPU kernels: no Triton, no graphs, gloo for tensor parallelism."""
 
     _enum = upstream.PlatformEnum.OOT

@@ -10,6 +10,7 @@ Knows the order of the checks; the checks are in ``config.py``, ``strict.py``, `
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -121,6 +122,15 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
 
     plan = None
     notes: list[str] = []
+    if draft_config and target_config:
+        checkpoint.check_positions(
+            draft_config,
+            target_config,
+            server_args.context_length,
+            os.environ.get(checkpoint.LONGER_ENVIRONMENT, "").lower() in ("1", "true", "yes", "y", "on"),
+            problems,
+            notes,
+        )
     if options is not None and draft is not None and target is not None and draft_config and target_config:
         described = taps.read_target(target_config, str(target), problems)
         if described is not None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from eagle3_kernels import Accepted as Walk
 from eagle3_kernels import TreeBuffers
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """The three numbers that fix a round: ``--speculative-num-steps``, ``-eagle-topk``, ``-num-draft-tokens``."""
+    """The three numbers that fix a round: speculative steps, topk and draft tokens."""
 
     steps: int
     topk: int

@@ -48,7 +48,9 @@ class AcceptStats:
     @property
     def per_position(self) -> list[float]:
         """Chance that draft i is accepted, given that all before it were; stops where none came."""
-        return [later / sooner for sooner, later in zip(self.reached, self.reached[1:], strict=False) if sooner]
+        return [
+            later / sooner for sooner, later in zip(self.reached, self.reached[1:], strict=False) if sooner
+        ]
 
     def add(self, correct_drafts: list[int]) -> None:
         """Count one round: accepted drafts of each request, bonus excluded."""

@@ -205,7 +205,9 @@ def _missing_hint(flag: str, steps: Any, topk: Any, draft_tokens: Any) -> str:
         return f"pass {STEPS} {chain}{tree} ({_passes(chain)} per round)"
     if not (_is_whole(steps) and _is_whole(topk) and steps > 0 and topk > 1):
         return f"drop {TOPK} for a chain, or pass {DRAFT_TOKENS} 16"
-    return f"pass {DRAFT_TOKENS} {min(most_draft_tokens(steps, topk), 16)}, or {TOPK} 1 for a chain of {steps}"
+    return (
+        f"pass {DRAFT_TOKENS} {min(most_draft_tokens(steps, topk), 16)}, or {TOPK} 1 for a chain of {steps}"
+    )
 
 
 def _chain_hint(steps: int, draft_tokens: int, most_topk: int) -> str:

@@ -261,9 +261,7 @@ def _from_draft(
     use_aux = nested.get("use_aux_hidden_state", True)
     if not isinstance(use_aux, bool):
         why = "it is not true or false"
-        problems.append(
-            _unknown(f"{where}: eagle_config.use_aux_hidden_state", use_aux, why, draft, target)
-        )
+        problems.append(_unknown(f"{where}: eagle_config.use_aux_hidden_state", use_aux, why, draft, target))
         return None
     if not use_aux:
         if ids:
@@ -284,14 +282,15 @@ def _from_draft(
         return None
 
     read = tap_rules.boundaries(target.rule, ids, target.num_layers)
-    explanation = (
-        f"{list(ids)} read as sglang ids for {target.architecture} -> "
-        + ", ".join(f"resid@{b}" for b in read)
+    explanation = f"{list(ids)} read as sglang ids for {target.architecture} -> " + ", ".join(
+        f"resid@{b}" for b in read
     )
     why = ""
     outside = [b for b in read if not 0 <= b <= target.num_layers]
     if outside:
-        why = f"SGLang's {target.rule.file}.py reads {target.rule.reading}: boundary {outside[0]} of a target "
+        why = (
+            f"SGLang's {target.rule.file}.py reads {target.rule.reading}: boundary {outside[0]} of a target "
+        )
         why += f"with {target.num_layers} layers"
     elif list(read) != sorted(set(read)):
         why = "SGLang captures each boundary once and in ascending order; another order may have been trained"
@@ -304,9 +303,7 @@ def _from_draft(
     return read, explanation
 
 
-def _unknown(
-    argument: str, given: Any, why: str, draft: Mapping[str, Any], target: Target
-) -> Problem:
+def _unknown(argument: str, given: Any, why: str, draft: Mapping[str, Any], target: Target) -> Problem:
     """A configuration that does not say what it means, with everything it could mean."""
     ways = []
     for place, ids in _lists(draft):
@@ -477,8 +474,8 @@ def check_planes(plan: TapPlan, hidden: Any, tokens: int) -> None:
     if shape == (tokens, plan.width):
         return
     raise Eagle3XError(
-        f"{plan.target.architecture} handed over hidden states of shape {shape} for {tokens} tokens; the draft "
-        f"reads {plan.planes} planes of {plan.target.width}: {(tokens, plan.width)}\n"
+        f"{plan.target.architecture} handed over hidden states of shape {shape} for {tokens} tokens; the "
+        f"draft reads {plan.planes} planes of {plan.target.width}: {(tokens, plan.width)}\n"
         f"    why: {plan.describe()}\n"
         "    hint: this target's capture does not work in this configuration; serve it without "
         "--speculative-algorithm and report it with the output of eagle3x env"

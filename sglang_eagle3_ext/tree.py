@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 import eagle3_kernels as kernels
 
 from . import upstream

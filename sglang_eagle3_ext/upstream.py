@@ -88,7 +88,9 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.layers.logits_processor:LogitsProcessorOutput", None, "input of SGLang's sampler"
     ),
     # --- the draft's forward pass on the CPU platform -----------------------------------------------
-    "ForwardBatch": Seam("sglang.srt.model_executor.forward_batch_info:ForwardBatch", None, "one forward pass"),
+    "ForwardBatch": Seam(
+        "sglang.srt.model_executor.forward_batch_info:ForwardBatch", None, "one forward pass"
+    ),
     "ForwardMode": Seam("sglang.srt.model_executor.forward_batch_info:ForwardMode", None, "its kind"),
     "ForwardContext": Seam(
         "sglang.srt.model_executor.forward_context:ForwardContext", None, "names the attention backend in use"
@@ -198,7 +200,9 @@ SEAMS: dict[str, Seam] = {
         "lets --attention-backend name it",
     ),
     "RadixAttention": Seam(
-        "sglang.srt.layers.radix_attention:RadixAttention", None, "finds layers that the CPU attention cannot serve"
+        "sglang.srt.layers.radix_attention:RadixAttention",
+        None,
+        "finds layers that the CPU attention cannot serve",
     ),
     "assign_req_to_token_pool_func": Seam(
         "sglang.srt.mem_cache.allocation:assign_req_to_token_pool_func",

@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 import torch
+
 import eagle3_kernels as kernels
 
 from . import upstream
@@ -25,9 +26,7 @@ def run(batch: Any, tree: DraftTree, target_worker: Any, req_to_token_pool: Any)
     forward_batch, _ = upstream.eagle_prepare_for_verify(
         tree.verify_input, req_to_token_pool, batch, target_worker
     )
-    forward = target_worker.forward_batch_generation(
-        batch=None, forward_batch=forward_batch, is_verify=True
-    )
+    forward = target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
     logits = forward.logits_output.next_token_logits
     predict = target_tokens(logits, batch.sampling_info, tree, target_worker.model_runner)
     return Verified(predict, forward.logits_output, (forward, forward_batch))

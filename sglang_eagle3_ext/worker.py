@@ -25,7 +25,7 @@ from .stats import AcceptStats
 logger = logging.getLogger(__name__)
 
 
-class Eagle3XDraftWorker(upstream.EagleDraftWorker):  # type: ignore[misc]  # resolved at run time
+class Eagle3XDraftWorker(upstream.EagleDraftWorker):
     """Loads the draft for its taps, folds their order into it, and drafts."""
 
     def __init__(self, plan: taps.TapPlan, **arguments: Any):
@@ -61,7 +61,7 @@ class Eagle3XDraftWorker(upstream.EagleDraftWorker):  # type: ignore[misc]  # re
         )
 
 
-class Eagle3XWorker(upstream.EAGLEWorkerV2):  # type: ignore[misc]  # resolved at run time
+class Eagle3XWorker(upstream.EAGLEWorkerV2):
     """Target and draft of one rank, served exactly as the draft was trained."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):

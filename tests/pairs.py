@@ -157,7 +157,7 @@ def draft_recipe(target: Path, taps: int = 3, ids: list[int] | None = None, seed
     eye, none = torch.eye(width), torch.zeros(width, width)
     look = torch.cat((3 * eye, none), dim=1)  # queries and keys: the normed embedding alone
     layer = "midlayer"
-    recipe = DraftRecipe(
+    return DraftRecipe(
         config={
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
@@ -199,7 +199,6 @@ def draft_recipe(target: Path, taps: int = 3, ids: list[int] | None = None, seed
             },
         },
     )
-    return recipe
 
 
 def make_pair(root: Path, architecture: str = "LlamaForCausalLM", scale: float = 0.3, **config: Any) -> Pair:

@@ -19,7 +19,9 @@ def _read(table: np.ndarray, rows: np.ndarray, start: np.ndarray, out: np.ndarra
 
 
 @numba.njit(cache=True, nogil=True)
-def _write(table: np.ndarray, rows: np.ndarray, start: np.ndarray, end: np.ndarray, slots: np.ndarray) -> None:
+def _write(
+    table: np.ndarray, rows: np.ndarray, start: np.ndarray, end: np.ndarray, slots: np.ndarray
+) -> None:
     at = 0
     for b in range(rows.shape[0]):
         for j in range(start[b], end[b]):

@@ -37,7 +37,9 @@ class TreeBuffers:
     def allocate(batch: int, nodes: int) -> TreeBuffers:
         """Uninitialised; every element is written by the build functions."""
         ints = torch.empty(4, batch, nodes, dtype=torch.int64)
-        return TreeBuffers(ints[0], ints[1], torch.empty(batch, nodes, nodes, dtype=torch.bool), ints[2], ints[3])
+        return TreeBuffers(
+            ints[0], ints[1], torch.empty(batch, nodes, nodes, dtype=torch.bool), ints[2], ints[3]
+        )
 
 
 @numba.njit(cache=True, nogil=True)

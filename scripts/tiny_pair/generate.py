@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from model import Target, load_target, rope, rotate
 from torch.nn import functional as F
+
+from model import Target, load_target, rope, rotate
 
 PROMPT, NEW = 48, 208
 GREEDY_SHARE = 0.75

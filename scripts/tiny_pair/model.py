@@ -183,7 +183,10 @@ class DraftLayer(nn.Module):
 
 
 class Draft(nn.Module):
-    """EAGLE-3 draft (arXiv 2503.01840) with a reduced vocabulary; parameters named as SpecForge saves them."""
+    """EAGLE-3 draft (arXiv 2503.01840) with a reduced vocabulary.
+
+    Parameters are named as SpecForge saves them.
+    """
 
     def __init__(self, shape: Shape, draft_vocab_size: int, taps: int):
         super().__init__()

@@ -1,6 +1,6 @@
 """Held-out prompts: windows of files that neither model was trained on.
 
-    python scripts/tiny_pair/prompts.py --work build/tiny_pair --count 60
+python scripts/tiny_pair/prompts.py --work build/tiny_pair --count 60
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def main() -> None:
         if tokenizer.encode(text).ids == ids:
             chosen.append({"id": f"{name}@{at - start}", "text": text})
     (options.work / "prompts_heldout.json").write_text(json.dumps(chosen, indent=1) + "\n")
-    print(f"{len(chosen)} prompts of {LENGTH} tokens from {len({c['id'].split('@')[0] for c in chosen})} files")
+    print(
+        f"{len(chosen)} prompts of {LENGTH} tokens from {len({c['id'].split('@')[0] for c in chosen})} files"
+    )
 
 
 if __name__ == "__main__":

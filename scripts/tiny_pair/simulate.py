@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from model import Draft, Target, load_draft, load_target, rope
 
 
@@ -65,9 +66,7 @@ def verify_counts(
     return accepted
 
 
-def simulate(
-    pair: Path, prompts: list[list[int]], new: int, steps: int, taps: list[int]
-) -> dict[str, Any]:
+def simulate(pair: Path, prompts: list[list[int]], new: int, steps: int, taps: list[int]) -> dict[str, Any]:
     """Verify rounds per prompt, and the accept length over all.
 
     The accept length is counted as SGLang does it: all new tokens, the first one included, by rounds.
@@ -75,9 +74,7 @@ def simulate(
     target, draft = load_target(pair / "target"), load_draft(pair / "draft")
     rounds, reached = [], [0] * (steps + 1)
     for prompt in prompts:
-        accepted = verify_counts(
-            target, draft, prompt, continue_greedily(target, prompt, new), steps, taps
-        )
+        accepted = verify_counts(target, draft, prompt, continue_greedily(target, prompt, new), steps, taps)
         rounds.append(len(accepted))
         for count in accepted:
             for i in range(count + 1):

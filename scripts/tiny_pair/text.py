@@ -85,6 +85,7 @@ def main() -> None:
     work = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)
     files = sources(work)
+
     # A hash decides, not the position: adding a file upstream moves no other file.
     def held(name: str) -> bool:
         return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
@@ -98,7 +99,7 @@ def main() -> None:
         starts = []
         for name, text in items:
             starts.append((name, len(ids)))
-            ids += tokenizer.encode(text).ids + [eos]
+            ids += [*tokenizer.encode(text).ids, eos]
         np.save(work / f"{split}.npy", np.asarray(ids, dtype=np.uint16))
         (work / f"{split}.json").write_text(json.dumps(starts))
         print(f"{split}: {len(items)} files, {sum(len(t) for _, t in items)} characters, {len(ids)} tokens")

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from model import Draft, Shape, load_target, rope, rotate
 from safetensors.torch import save_file
-from torch.nn import functional as F
+
+from model import Draft, Shape, load_target, rope, rotate
 from train_target import Muon, schedule
 
 TAPS = (0, 2, 8)  # boundaries: the embedding and two early layers, as in the incident
@@ -137,7 +137,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true", help="autocast; faster where the CPU has AMX or AVX512-BF16")
+    parser.add_argument(
+        "--bf16", action="store_true", help="autocast; faster where the CPU has AMX or AVX512-BF16"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile; two minutes once")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
@@ -153,7 +155,11 @@ def main() -> None:
         draft.lm_head.weight.copy_(target.lm_head.weight[kept])
         for name, p in draft.named_parameters():
             if p.ndim == 2 and "lm_head" not in name:
-                torch.nn.init.normal_(p, std=p.shape[1] ** -0.5 * (0.2 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1))
+                torch.nn.init.normal_(
+                    p,
+                    std=p.shape[1] ** -0.5
+                    * (0.2 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1),
+                )
 
     def loss_of(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
@@ -168,7 +174,10 @@ def main() -> None:
 
     matrices = [p for n, p in draft.named_parameters() if p.ndim == 2 and "lm_head" not in n]
     rest = [p for n, p in draft.named_parameters() if not (p.ndim == 2 and "lm_head" not in n)]
-    optimizers = [Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)]
+    optimizers = [
+        Muon(matrices, lr=0.02),
+        torch.optim.AdamW(rest, lr=0.002, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     rates = [g["lr"] for o in optimizers for g in o.param_groups]
     if options.compile:
         loss_of = torch.compile(loss_of)
@@ -192,7 +201,9 @@ def main() -> None:
         if steps % 50 == 0:
             shares = " ".join(f"{h:.3f}" for h in hits.tolist())
             rate = steps * options.batch * tokens.shape[1] / (time.perf_counter() - began)
-            print(f"step {steps} loss {loss.item():.3f} right by step {shares} {rate:.0f} tokens/s", flush=True)
+            print(
+                f"step {steps} loss {loss.item():.3f} right by step {shares} {rate:.0f} tokens/s", flush=True
+            )
         assert math.isfinite(loss.item()), "training diverged"
     with torch.no_grad():
         # As served: the weights as they are saved.

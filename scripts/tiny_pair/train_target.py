@@ -1,6 +1,6 @@
 """Train the tiny target from scratch on one CPU: Muon for the matrices, AdamW for the rest.
 
-    python scripts/tiny_pair/train_target.py --work build/tiny_pair --minutes 25
+python scripts/tiny_pair/train_target.py --work build/tiny_pair --minutes 25
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from model import Shape, Target
 from safetensors.torch import save_file
 from torch.nn import functional as F
+
+from model import Shape, Target
 
 SHAPE = Shape(
     hidden_size=128,
@@ -54,7 +55,9 @@ def schedule(progress: float) -> float:
     return min(1.0, progress / 0.02 + 0.05, (1.0 - progress) / 0.4)
 
 
-def heldout_loss(target: Target, tokens: torch.Tensor, windows: int = 32, length: int = 257) -> dict[str, float]:
+def heldout_loss(
+    target: Target, tokens: torch.Tensor, windows: int = 32, length: int = 257
+) -> dict[str, float]:
     """Mean cross-entropy (nats) and top-1 accuracy over evenly spaced held-out windows."""
     starts = torch.linspace(0, tokens.numel() - length - 1, windows).long()
     loss = hits = count = 0.0
@@ -106,8 +109,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bf16", action="store_true", help="autocast; faster where the CPU has AMX or AVX512-BF16")
-    parser.add_argument("--compile", action="store_true", help="torch.compile; a minute once, then 1.5 times as fast")
+    parser.add_argument(
+        "--bf16", action="store_true", help="autocast; faster where the CPU has AMX or AVX512-BF16"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile; a minute once, then 1.5 times as fast"
+    )
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     tokens = torch.from_numpy(np.load(options.work / "train.npy").astype(np.int64))
@@ -121,7 +128,10 @@ def main() -> None:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else std)
     matrices = [p for n, p in target.named_parameters() if p.ndim == 2 and "layers" in n]
     rest = [p for n, p in target.named_parameters() if not (p.ndim == 2 and "layers" in n)]
-    optimizers = [Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.004, betas=(0.9, 0.95), weight_decay=0.0)]
+    optimizers = [
+        Muon(matrices, lr=0.02),
+        torch.optim.AdamW(rest, lr=0.004, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     rates = [g["lr"] for o in optimizers for g in o.param_groups]
     size = sum(p.numel() for p in target.parameters())
     print(f"{size / 1e6:.2f} M parameters", flush=True)
@@ -151,7 +161,10 @@ def main() -> None:
         if steps % 50 == 0:
             seen = steps * options.batch * options.length
             rate = seen / (time.perf_counter() - began)
-            print(f"step {steps} loss {loss.item():.3f} {seen / 1e6:.2f} M tokens {rate:.0f} tokens/s", flush=True)
+            print(
+                f"step {steps} loss {loss.item():.3f} {seen / 1e6:.2f} M tokens {rate:.0f} tokens/s",
+                flush=True,
+            )
         assert math.isfinite(loss.item()), "training diverged"
     target.to(torch.bfloat16).float().eval()
     result = {

@@ -9,17 +9,23 @@ from typing import Any
 
 import sglang
 
+
 async def abort(engine: Any, step: dict[str, Any]) -> list[Any]:
     """Send all requests at once, abort the named ones after their first tokens, wait for the others."""
+
     async def one(i: int, ids: list[int]) -> Any:
-        stream = await engine.async_generate(input_ids=ids, sampling_params=step["sampling"],
-                                             stream=True, rid=f"r{i}")
-        last = None
-        async for last in stream:
+        stream = await engine.async_generate(
+            input_ids=ids, sampling_params=step["sampling"], stream=True, rid=f"r{i}"
+        )
+        chunks = []
+        async for chunk in stream:
+            chunks.append(chunk)
             if i in step["abort"]:
                 engine.tokenizer_manager.abort_request(rid=f"r{i}")
-        return last
+        return chunks[-1]
+
     return await asyncio.gather(*(one(i, ids) for i, ids in enumerate(step["input_ids"])))
+
 
 def ask(engine: Any, step: dict[str, Any]) -> Any:
     if step["do"] == "flush":
@@ -29,6 +35,7 @@ def ask(engine: Any, step: dict[str, Any]) -> Any:
     if step["do"] == "abort":
         return engine.loop.run_until_complete(abort(engine, step))
     return engine.generate(**step["arguments"])
+
 
 if __name__ == "__main__":
     job = json.loads(sys.stdin.read())

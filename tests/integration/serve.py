@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,9 +56,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
-def run_engine(
-    engine: dict[str, Any], steps: list[dict[str, Any]], out: str, **environment: str
-) -> Served:
+def run_engine(engine: dict[str, Any], steps: list[dict[str, Any]], out: str, **environment: str) -> Served:
     """Start an engine, do the steps, stop it.
 
     Raises:
@@ -88,14 +85,12 @@ class Pool:
     futures: dict[str, Future[Served]] = field(default_factory=dict)
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=2))
 
-    def submit(self, name: str, engine: dict[str, Any], steps: list[dict[str, Any]]) -> None:
+    def submit(
+        self, name: str, engine: dict[str, Any], steps: list[dict[str, Any]], **environment: str
+    ) -> None:
         if name not in self.futures:
             out = os.path.join(self.folder, f"{len(self.futures)}.json")
-            self.futures[name] = self.executor.submit(run_engine, engine, steps, out)
-
-    def submit_all(self, jobs: Iterable[tuple[str, dict[str, Any], list[dict[str, Any]]]]) -> None:
-        for job in jobs:
-            self.submit(*job)
+            self.futures[name] = self.executor.submit(run_engine, engine, steps, out, **environment)
 
     def result(self, name: str) -> Served:
         return self.futures[name].result()

@@ -38,9 +38,7 @@ def workload() -> list[dict[str, Any]]:
     )
     steps += [generate([prompt(n, 200 + n) for n in range(1, 2 + b)]) for b in (1, 3)]
     # max_new_tokens reached at every place of an accepted run.
-    steps.append(
-        generate([prompt(10, 300)] * 8, [{"max_new_tokens": n} for n in range(1, 9)])
-    )
+    steps.append(generate([prompt(10, 300)] * 8, [{"max_new_tokens": n} for n in range(1, 9)]))
     return steps
 
 
@@ -70,7 +68,9 @@ def plain(pair: Pair, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pool(pair: Pair, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Pool]:
+def pool(
+    pair: Pair, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Pool]:
     """Starts what the selected tests of this module need, references first."""
     pool = Pool(str(tmp_path_factory.mktemp("answers")))
     wanted = {
@@ -84,8 +84,14 @@ def pool(pair: Pair, tmp_path_factory: pytest.TempPathFactory, request: pytest.F
         settings, steps, _ = cases[name]
         alone = {k: v for k, v in settings.items() if not k.startswith("speculative")}
         pool.submit(f"{name} reference", {**plain(pair), **alone}, steps)
-        draft = short_draft(pair) if "draft's limit" in name else pair
-        pool.submit(name, draft.arguments(**{"max_total_tokens": 6000, **SPECULATIVE, **settings}), steps)
+        beyond = "draft's limit" in name
+        draft = short_draft(pair) if beyond else pair
+        pool.submit(
+            name,
+            draft.arguments(**{"max_total_tokens": 6000, **SPECULATIVE, **settings}),
+            steps,
+            **({"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"} if beyond else {}),
+        )
     for name in (n for n in SHAPES if n in wanted):
         pool.submit(name, pair.arguments(max_total_tokens=6000, **SHAPES[name]), workload())
     yield pool
@@ -127,9 +133,11 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
     # The cached prefix may reach into the first answer.
     radix += [generate([long]), generate([long]), generate([long[:-1]])]
     full = [
-        generate([prompt(CONTEXT - left, left)], {"max_new_tokens": 200}) for left in (2, 3, 4, 5, 9, 30)
+        generate([prompt(CONTEXT - left, left)], {"max_new_tokens": left}) for left in (2, 3, 4, 5, 9, 30)
     ]
-    stops = [generate([prompt(10, 300)] * 40, [{"stop_token_ids": [t]} for t in range(2, 42)])]
+    stops = [
+        generate([prompt(10, 300)] * 40, [{"stop_token_ids": [t], "ignore_eos": False} for t in range(2, 42)])
+    ]
     limit = [generate([prompt(20, 5)], {"max_new_tokens": 90}), generate([prompt(70, 6)])]
     crowd = [generate([prompt(30, 1000 + i) for i in range(8)], {"max_new_tokens": 60})]
     chain = {"speculative_num_steps": 5, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 6}
@@ -175,7 +183,7 @@ def test_every_edge(name: str, pool: Pool, pair: Pair) -> None:
         assert len({m["cached_tokens"] for m in served.meta()}) > 2
     if "end of the context" in name:
         assert {m["finish_reason"]["type"] for m in served.meta()} == {"length"}
-        assert max(m["prompt_tokens"] + m["completion_tokens"] for m in served.meta()) >= CONTEXT - 1
+        assert max(m["prompt_tokens"] + m["completion_tokens"] for m in served.meta()) == CONTEXT
 
 
 def test_streaming_and_aborts(pair: Pair, tmp_path: Path) -> None:
@@ -189,7 +197,9 @@ def test_streaming_and_aborts(pair: Pair, tmp_path: Path) -> None:
     }
     after = generate([prompts[1]])
     steps = [stream, aborts, after]
-    want = run_engine(plain(pair), [generate(prompts[0]), generate(prompts, aborts["sampling"]), after], str(tmp_path / "a"))
+    want = run_engine(
+        plain(pair), [generate(prompts[0]), generate(prompts, aborts["sampling"]), after], str(tmp_path / "a")
+    )
     got = run_engine(pair.arguments(**SPECULATIVE, max_total_tokens=6000), steps, str(tmp_path / "b"))
 
     chunks = got.answers[0][0]

@@ -184,7 +184,13 @@ def test_all_problems_in_one_error(pair: dict[str, str]) -> None:
     done, _ = serve("launch_server", pair, "EAGLE3X", flags, EAGLE3X_CONFIG='{"tabs": ["embed"]}')
     message = last_lines(done)
     assert "5 problems" in message
-    for part in ("--eagle3x-kernels: given 'fast'", "did you mean taps?", "--pp-size", "--enable-lora", "--speculative-num-steps"):
+    for part in (
+        "--eagle3x-kernels: given 'fast'",
+        "did you mean taps?",
+        "--pp-size",
+        "--enable-lora",
+        "--speculative-num-steps",
+    ):
         assert part in message
 
 
@@ -307,7 +313,14 @@ print(json.dumps(first))
 
 def test_everything_took_effect(pair: dict[str, str]) -> None:
     flags = ["--model-path", pair["target"], "--speculative-draft-model-path", pair["draft"]]
-    flags += ["--speculative-algorithm", "eagle3x", "--speculative-num-steps", "3", "--eagle3x-kernels", "own"]
+    flags += [
+        "--speculative-algorithm",
+        "eagle3x",
+        "--speculative-num-steps",
+        "3",
+        "--eagle3x-kernels",
+        "own",
+    ]
     done, _ = run([sys.executable, "-c", LANDED, *flags])
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.strip().splitlines()[-1]) == {

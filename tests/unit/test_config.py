@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from sglang_eagle3_ext import config
 from sglang_eagle3_ext.errors import RefusedError
 
@@ -67,7 +68,9 @@ def test_precedence(name: str, tmp_path: Path) -> None:
 
 def test_layers_merge_key_by_key(tmp_path: Path) -> None:
     draft = manifest(tmp_path, taps=["embed"], kernels="own", notes="n", provenance={"any": [1]})
-    resolved = config.resolve(draft, environ(parse("--eagle3x-kernels", "sglang"), EAGLE3X_CONFIG='{"accept_alarm": 0}'))
+    resolved = config.resolve(
+        draft, environ(parse("--eagle3x-kernels", "sglang"), EAGLE3X_CONFIG='{"accept_alarm": 0}')
+    )
     assert resolved.values == config.Options(taps=("embed",), kernels="sglang", accept_alarm=0)
     assert "taps = embed" in resolved.describe() and "--eagle3x-kernels" in resolved.describe()
 
@@ -94,7 +97,15 @@ def test_flags_do_not_touch_the_environment_until_published(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "text",
-    ["{", '{"taps": ["embed"],}', "[]", '["embed"]', "/no/such/file", '{"kernels": "own", "kernels": "auto"}', "."],
+    [
+        "{",
+        '{"taps": ["embed"],}',
+        "[]",
+        '["embed"]',
+        "/no/such/file",
+        '{"kernels": "own", "kernels": "auto"}',
+        ".",
+    ],
 )
 def test_unreadable_variable(text: str) -> None:
     (problem,) = refusal(EAGLE3X_CONFIG=text).problems
@@ -124,8 +135,14 @@ def test_unreadable_variable(text: str) -> None:
 )
 def test_wrong_value(name: str, value: object, tmp_path: Path) -> None:
     (problem,) = refusal(EAGLE3X_CONFIG=json.dumps({name: value})).problems
-    assert problem.argument == f"EAGLE3X_CONFIG: {name}" and problem.allowed == config.OPTIONS[name].rule.allowed
-    assert refusal(manifest(tmp_path, **{name: value})).problems[0].argument.endswith(f"{config.MANIFEST}: {name}")
+    assert (
+        problem.argument == f"EAGLE3X_CONFIG: {name}" and problem.allowed == config.OPTIONS[name].rule.allowed
+    )
+    assert (
+        refusal(manifest(tmp_path, **{name: value}))
+        .problems[0]
+        .argument.endswith(f"{config.MANIFEST}: {name}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +194,9 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert len(error.problems) == 7
 
 
-@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("TRUE", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("true", True), ("TRUE", True), ("0", False), ("", False)]
+)
 def test_strict_switch(text: str, on: bool) -> None:
     assert config.strict_builtin({"EAGLE3X_STRICT": text}) is on
 

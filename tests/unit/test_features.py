@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from sglang_eagle3_ext import features
 from sglang_eagle3_ext.features import CPU, CUDA, REFUSED, REQUEST_RULES, START_RULES
 
@@ -23,11 +24,19 @@ def sglang_defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.value is not None
+            ):
                 try:
                     value = ast.literal_eval(node.value)
                 except ValueError:
-                    value = eval(ast.unparse(node.value), {"__builtins__": {}}) if _is_product(node.value) else ...
+                    value = (
+                        eval(ast.unparse(node.value), {"__builtins__": {}})
+                        if _is_product(node.value)
+                        else ...
+                    )
                 defaults[node.target.id] = value
     return defaults
 
@@ -76,12 +85,22 @@ FIELDS = [(rule, name, off) for rule in START_RULES for name, off in rule.fields
 
 @pytest.mark.parametrize(("rule", "name", "off"), FIELDS, ids=[name for _, name, _ in FIELDS])
 @pytest.mark.parametrize("device", [CPU, CUDA])
-def test_each_field_is_refused_or_not(rule: features.StartRule, name: str, off: tuple[Any, ...], device: str) -> None:
+def test_each_field_is_refused_or_not(
+    rule: features.StartRule, name: str, off: tuple[Any, ...], device: str
+) -> None:
     assert name in DEFAULTS, "SGLang has no such field"
     assert DEFAULTS[name] in off, "SGLang's own default would be refused"
     for value in off:
         assert features.server_problems(server_args(**{name: value}), device) == []
-    used = True if off[0] is False else 0.5 if isinstance(off[0], float) else 2 if isinstance(off[0], int) else "x"
+    used = (
+        True
+        if off[0] is False
+        else 0.5
+        if isinstance(off[0], float)
+        else 2
+        if isinstance(off[0], int)
+        else "x"
+    )
     problems = features.server_problems(server_args(**{name: used}), device)
     if (rule.cpu if device == CPU else rule.cuda) == REFUSED:
         (problem,) = problems
@@ -120,7 +139,11 @@ def test_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"speculative_eagle_topk": 1, "page_size": 16}, CPU, None),
         ({"speculative_eagle_topk": 4, "page_size": 16}, CPU, "--page-size"),
         ({"speculative_eagle_topk": 4, "page_size": 16, "attention_backend": "fa3"}, CUDA, None),
-        ({"speculative_eagle_topk": 4, "page_size": 16, "attention_backend": "flashmla"}, CUDA, "--page-size"),
+        (
+            {"speculative_eagle_topk": 4, "page_size": 16, "attention_backend": "flashmla"},
+            CUDA,
+            "--page-size",
+        ),
         ({"speculative_eagle_topk": 4, "attention_backend": "trtllm_mha"}, CUDA, "--speculative-eagle-topk"),
         ({"speculative_eagle_topk": 1, "attention_backend": "trtllm_mha"}, CUDA, None),
         ({"speculative_eagle_topk": "4", "page_size": 16}, CPU, None),  # another check says so

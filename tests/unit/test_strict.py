@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from sglang_eagle3_ext import strict
 
 DEFAULTS: dict[str, Any] = {
@@ -52,9 +53,15 @@ def shape(steps: Any, topk: Any, tokens: Any, **more: Any) -> list[strict.Proble
 def test_incident() -> None:
     (problem,) = shape(1, 1, 16)
     assert problem.argument == strict.DRAFT_TOKENS
-    assert "--speculative-num-steps 15 --speculative-num-draft-tokens 16 (chain of 15, 15 draft passes)" in problem.hint
-    tree = "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 (tree, 3 draft passes)"
-    assert tree in problem.hint and "drop --speculative-num-draft-tokens (chain of 1, 1 draft pass)" in problem.hint
+    assert (
+        "--speculative-num-steps 15 --speculative-num-draft-tokens 16 (chain of 15, 15 draft passes)"
+        in problem.hint
+    )
+    tree = "--speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16"
+    assert (
+        tree in problem.hint
+        and "drop --speculative-num-draft-tokens (chain of 1, 1 draft pass)" in problem.hint
+    )
 
 
 def test_shape_rule_everywhere() -> None:
@@ -62,10 +69,8 @@ def test_shape_rule_everywhere() -> None:
         for topk in range(1, 6):
             for tokens in range(2, 140):
                 problems = shape(steps, topk, tokens)
-                if topk == 1:
-                    valid = tokens == steps + 1
-                else:
-                    valid = tokens <= 1 + topk + (steps - 1) * topk * topk
+                most = 1 + topk + (steps - 1) * topk * topk
+                valid = tokens == steps + 1 if topk == 1 else tokens <= most
                 assert bool(problems) is not valid, (steps, topk, tokens)
                 given: dict[str, int | None] = dict(zip(FIELD.values(), (steps, topk, tokens), strict=True))
                 for problem in problems:
@@ -136,7 +141,11 @@ def test_no_false_alarm(given: dict[str, Any], became: dict[str, Any]) -> None:
         ({"speculative_adaptive": True}, {"speculative_adaptive": False}, "drop --speculative-adaptive"),
         ({"speculative_num_steps": 3}, {"speculative_num_steps": 1}, "pass --speculative-num-steps 1"),
         ({"speculative_algorithm": "EAGLE"}, {"speculative_algorithm": "FROZEN_KV_MTP"}, "FROZEN_KV_MTP"),
-        ({"speculative_algorithm": "EAGLE3"}, {"speculative_algorithm": None}, "drop --speculative-algorithm"),
+        (
+            {"speculative_algorithm": "EAGLE3"},
+            {"speculative_algorithm": None},
+            "drop --speculative-algorithm",
+        ),
         ({"speculative_draft_model_path": "/"}, {"speculative_draft_model_path": "/tmp"}, "/tmp"),
         ({"speculative_attention_mode": "decode"}, {"speculative_attention_mode": "prefill"}, "prefill"),
     ],

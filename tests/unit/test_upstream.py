@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+
 import sglang_eagle3_ext
 from sglang_eagle3_ext import upstream
 from sglang_eagle3_ext.errors import Problem, RefusedError, UpstreamMismatchError
@@ -118,4 +119,6 @@ def test_errors_survive_the_way_between_processes() -> None:
     error = RefusedError([Problem("--a", 1, "2", "w", "h"), Problem("--b", 3, "4", "w", "h")], "context")
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) and copy.problems == error.problems
-    assert str(error).startswith("context: 2 problems\n1. --a: given 1, allowed 2\n    why: w\n    hint: h\n2. --b")
+    assert str(error).startswith(
+        "context: 2 problems\n1. --a: given 1, allowed 2\n    why: w\n    hint: h\n2. --b"
+    )

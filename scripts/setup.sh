@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Make .venv: SGLang for the CPU platform, and this package, editable.  A second call takes no time.
+#
+#   bash scripts/setup.sh [--dev]      --dev: with the tools that scripts/test.sh needs
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+SGLANG=0.5.23
+TORCH=2.14.1
+TORCHVISION=0.29.1
+NEED_GB=10
+
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    printf '    hint: %s\n' "$2" >&2
+    exit 1
+}
+
+dev=0
+for word in "$@"; do
+    case "$word" in
+        --dev) dev=1 ;;
+        -h | --help)
+            sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *) fail "unknown argument $word, allowed --dev" "bash scripts/setup.sh --help" ;;
+    esac
+done
+
+find_python() {
+    local name
+    for name in python3.11 python3.12 python3.13 python3 python; do
+        if command -v "$name" >/dev/null 2>&1 \
+            && "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$name"
+            return 0
+        fi
+    done
+    return 1
+}
+
+started=$SECONDS
+step() { printf '[%4ds] %s\n' "$((SECONDS - started))" "$1"; }
+
+# A stamp names everything that decides what is installed, and is written last.
+stamp_of() { echo "$(cat requirements/cpu.txt setup.py pyproject.toml scripts/setup.sh "$@" | sha256sum | cut -d' ' -f1) $PWD"; }
+run_stamp="$(stamp_of)"
+dev_stamp="$(stamp_of requirements/dev.txt)"
+has_stamp() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+# An environment with the tools holds everything the demo needs.
+if has_stamp .venv/eagle3x-dev "$dev_stamp" || { [ "$dev" = 0 ] && has_stamp .venv/eagle3x-run "$run_stamp"; }; then
+    step "environment ready: .venv"
+    exit 0
+fi
+
+python="$(find_python)" || fail "no Python 3.11 or newer with venv was found" \
+    "install one, for instance: apt install python3 python3-venv"
+if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    step "creating .venv with $python"
+    rm -rf .venv
+    "$python" -m venv .venv
+fi
+have_torch="$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)"
+if [ "${have_torch%%+*}" != "$TORCH" ]; then
+    free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
+    [ "$free_gb" -ge "$NEED_GB" ] || fail "$free_gb GB free where this folder is, $NEED_GB GB needed" \
+        "free some space, or clone to another disk"
+fi
+
+pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --quiet "$@"; }
+
+step "torch $TORCH and torchvision $TORCHVISION, which SGLang pins: about 5.5 GB installed on x86-64, with the"
+step "    CUDA libraries that PyPI's build of torch brings along; nothing else here is for a GPU"
+pip "torch==$TORCH" "torchvision==$TORCHVISION"
+step "what SGLang imports on a CPU (requirements/cpu.txt): about 1.5 GB installed"
+pip -r requirements/cpu.txt
+step "sglang $SGLANG, the wheel alone: 60 MB"
+pip --no-deps "sglang==$SGLANG"
+if [ "$dev" = 1 ]; then
+    step "tools for the tests (requirements/dev.txt): 100 MB"
+    pip -r requirements/dev.txt
+fi
+step "this package, editable"
+pip "setuptools>=77"
+pip --no-deps --no-build-isolation -e .
+.venv/bin/eagle3x version >/dev/null || fail "eagle3x does not start" "remove .venv and run this again"
+if [ "$dev" = 1 ]; then
+    echo "$dev_stamp" > .venv/eagle3x-dev
+else
+    echo "$run_stamp" > .venv/eagle3x-run
+fi
+step "ready: .venv"
