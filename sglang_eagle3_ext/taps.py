@@ -360,7 +360,8 @@ def _uncapturable(
         )
     if target.rule.embed_only and any(boundaries):
         faults.append(("embed", target.rule.embed_only, "serve this target without --speculative-algorithm"))
-    if any(t.boundary is None for t in listed) and len(listed) > 1:
+    mixed = any(t.boundary is None for t in listed) and len(listed) > 1
+    if mixed:
         faults.append(
             (
                 f"{FINAL_NORM} alone, or boundaries alone",
@@ -379,7 +380,7 @@ def _uncapturable(
                 "train the draft without the repetition",
             )
         )
-    if boundaries and len(boundaries) * target.width == draft.get("hidden_size"):
+    if boundaries and not mixed and len(boundaries) * target.width == draft.get("hidden_size"):
         faults.append(
             (
                 "taps whose joint width differs from the draft's hidden size",

@@ -105,7 +105,9 @@ def test_the_rule_is_sglangs(architecture: str, models: dict[str, Any]) -> None:
         for ids in lists:
             if max(tap_rules.boundaries(rule, ids, layers)) >= layers and not rule.last:
                 continue  # classes that mark the layers themselves fail on it
-            assert list(tap_rules.boundaries(rule, ids, layers)) == installed(models, architecture, ids, layers)
+            assert list(tap_rules.boundaries(rule, ids, layers)) == installed(
+                models, architecture, ids, layers
+            )
 
 
 @pytest.mark.parametrize("architecture", RULES)
