@@ -612,8 +612,8 @@ def check_positions(
         return
     if longer_allowed:
         notes.append(
-            f"the draft was configured for {limit} positions, {context} are served: beyond {limit} the output "
-            "stays the target's own, the accept length may fall"
+            f"the draft was configured for {limit} positions, {context} are served: beyond {limit} the "
+            "output stays the target's own, the accept length may fall"
         )
         return
     given = str(context) if context_length else f"nothing, so {context} from the target"

@@ -71,8 +71,15 @@ def _best(scores: np.ndarray, first: int, count: int, k: int, out: np.ndarray) -
 
 
 @numba.njit(cache=True, nogil=True)
-def _first(probs: np.ndarray, ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray,
-           beam: np.ndarray, parents: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
+def _first(
+    probs: np.ndarray,
+    ids: np.ndarray,
+    scores: np.ndarray,
+    tokens: np.ndarray,
+    beam: np.ndarray,
+    parents: np.ndarray,
+    out: np.ndarray,
+) -> None:
     k = probs.shape[1]
     for b in range(probs.shape[0]):
         for j in range(k):
@@ -85,8 +92,17 @@ def _first(probs: np.ndarray, ids: np.ndarray, scores: np.ndarray, tokens: np.nd
 
 
 @numba.njit(cache=True, nogil=True)
-def _next(step: int, probs: np.ndarray, ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray,
-          beam: np.ndarray, parents: np.ndarray, out: np.ndarray, row: np.ndarray) -> None:  # fmt: skip
+def _next(
+    step: int,
+    probs: np.ndarray,
+    ids: np.ndarray,
+    scores: np.ndarray,
+    tokens: np.ndarray,
+    beam: np.ndarray,
+    parents: np.ndarray,
+    out: np.ndarray,
+    row: np.ndarray,
+) -> None:
     k = beam.shape[1]
     first = k + (step - 1) * k * k
     chosen = np.empty(k, np.int64)
@@ -135,8 +151,15 @@ def select_first(candidates: Candidates, probs: torch.Tensor, ids: torch.Tensor)
     batch = candidates.scores.shape[0]
     _check_step(candidates, batch, probs, ids)
     out = torch.empty(batch * candidates.topk, dtype=torch.int64)
-    _first(probs.numpy(), ids.numpy(), candidates.scores.numpy(), candidates.tokens.numpy(),
-           candidates.beam.numpy(), candidates.parents.numpy(), out.numpy())  # fmt: skip
+    _first(
+        probs.numpy(),
+        ids.numpy(),
+        candidates.scores.numpy(),
+        candidates.tokens.numpy(),
+        candidates.beam.numpy(),
+        candidates.parents.numpy(),
+        out.numpy(),
+    )
     return out
 
 
@@ -158,8 +181,17 @@ def select_next(
     _check_step(candidates, rows, probs, ids)
     out = torch.empty(rows, dtype=torch.int64)
     row = torch.empty(rows, dtype=torch.int64)
-    _next(step, probs.numpy(), ids.numpy(), candidates.scores.numpy(), candidates.tokens.numpy(),
-          candidates.beam.numpy(), candidates.parents.numpy(), out.numpy(), row.numpy())  # fmt: skip
+    _next(
+        step,
+        probs.numpy(),
+        ids.numpy(),
+        candidates.scores.numpy(),
+        candidates.tokens.numpy(),
+        candidates.beam.numpy(),
+        candidates.parents.numpy(),
+        out.numpy(),
+        row.numpy(),
+    )
     return out, row
 
 

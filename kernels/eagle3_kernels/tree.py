@@ -43,9 +43,19 @@ class TreeBuffers:
 
 
 @numba.njit(cache=True, nogil=True)
-def _tree(bonus: np.ndarray, ids: np.ndarray, node_tokens: np.ndarray, parents: np.ndarray, lens: np.ndarray,
-          k: int, tokens: np.ndarray, positions: np.ndarray, mask: np.ndarray, child: np.ndarray,
-          sibling: np.ndarray) -> None:  # fmt: skip
+def _tree(
+    bonus: np.ndarray,
+    ids: np.ndarray,
+    node_tokens: np.ndarray,
+    parents: np.ndarray,
+    lens: np.ndarray,
+    k: int,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    mask: np.ndarray,
+    child: np.ndarray,
+    sibling: np.ndarray,
+) -> None:
     nodes = tokens.shape[1]
     parent = np.empty(nodes, np.int64)
     for b in range(tokens.shape[0]):
@@ -75,8 +85,16 @@ def _tree(bonus: np.ndarray, ids: np.ndarray, node_tokens: np.ndarray, parents: 
 
 
 @numba.njit(cache=True, nogil=True)
-def _chain(bonus: np.ndarray, drafted: np.ndarray, lens: np.ndarray, tokens: np.ndarray, positions: np.ndarray,
-           mask: np.ndarray, child: np.ndarray, sibling: np.ndarray) -> None:  # fmt: skip
+def _chain(
+    bonus: np.ndarray,
+    drafted: np.ndarray,
+    lens: np.ndarray,
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    mask: np.ndarray,
+    child: np.ndarray,
+    sibling: np.ndarray,
+) -> None:
     nodes = tokens.shape[1]
     for b in range(tokens.shape[0]):
         for i in range(nodes):
@@ -115,9 +133,19 @@ def build_tree(
     if topk < 1:
         raise ValueError(f"topk: given {topk}, allowed 1 and above")
     tree = TreeBuffers.allocate(batch, node_ids.shape[1] + 1)
-    _tree(bonus_tokens.numpy(), node_ids.numpy(), node_tokens.numpy(), parents.numpy(), seq_lens.numpy(), topk,
-          tree.tokens.numpy(), tree.positions.numpy(), tree.mask.numpy(), tree.next_token.numpy(),
-          tree.next_sibling.numpy())  # fmt: skip
+    _tree(
+        bonus_tokens.numpy(),
+        node_ids.numpy(),
+        node_tokens.numpy(),
+        parents.numpy(),
+        seq_lens.numpy(),
+        topk,
+        tree.tokens.numpy(),
+        tree.positions.numpy(),
+        tree.mask.numpy(),
+        tree.next_token.numpy(),
+        tree.next_sibling.numpy(),
+    )
     return tree
 
 
@@ -136,6 +164,14 @@ def build_chain(bonus_tokens: torch.Tensor, tokens: torch.Tensor, seq_lens: torc
     expect("tokens", tokens, dtypes=(torch.int64,), shape=(bonus_tokens.shape[0], None))
     expect("seq_lens", seq_lens, dtypes=(torch.int64, torch.int32), shape=(bonus_tokens.shape[0],))
     tree = TreeBuffers.allocate(tokens.shape[0], tokens.shape[1] + 1)
-    _chain(bonus_tokens.numpy(), tokens.numpy(), seq_lens.numpy(), tree.tokens.numpy(), tree.positions.numpy(),
-           tree.mask.numpy(), tree.next_token.numpy(), tree.next_sibling.numpy())  # fmt: skip
+    _chain(
+        bonus_tokens.numpy(),
+        tokens.numpy(),
+        seq_lens.numpy(),
+        tree.tokens.numpy(),
+        tree.positions.numpy(),
+        tree.mask.numpy(),
+        tree.next_token.numpy(),
+        tree.next_sibling.numpy(),
+    )
     return tree

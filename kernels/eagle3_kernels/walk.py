@@ -27,8 +27,15 @@ class Accepted:
 
 
 @numba.njit(cache=True, nogil=True)
-def _walk(tokens: np.ndarray, child: np.ndarray, sibling: np.ndarray, target: np.ndarray, index: np.ndarray,
-          lens: np.ndarray, predict: np.ndarray) -> None:  # fmt: skip
+def _walk(
+    tokens: np.ndarray,
+    child: np.ndarray,
+    sibling: np.ndarray,
+    target: np.ndarray,
+    index: np.ndarray,
+    lens: np.ndarray,
+    predict: np.ndarray,
+) -> None:
     nodes = tokens.shape[1]
     width = index.shape[1]
     for b in range(tokens.shape[0]):
@@ -86,6 +93,13 @@ def verify_walk(
     index = torch.empty(shape[0], width, dtype=torch.int32)
     lens = torch.empty(shape[0], dtype=torch.int32)
     predict = torch.empty(shape, dtype=torch.int32)
-    _walk(tokens.numpy(), next_token.numpy(), next_sibling.numpy(), target_predict.numpy(), index.numpy(),
-          lens.numpy(), predict.numpy())  # fmt: skip
+    _walk(
+        tokens.numpy(),
+        next_token.numpy(),
+        next_sibling.numpy(),
+        target_predict.numpy(),
+        index.numpy(),
+        lens.numpy(),
+        predict.numpy(),
+    )
     return Accepted(index, lens, predict)

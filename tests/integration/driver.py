@@ -32,6 +32,11 @@ def ask(engine: Any, step: dict[str, Any]) -> Any:
         return engine.flush_cache() and None
     if step["do"] == "stream":
         return [[chunk["output_ids"] for chunk in engine.generate(**step["arguments"], stream=True)]]
+    if step["do"] == "refused":
+        try:
+            return {"answer": engine.generate(**step["arguments"])}
+        except ValueError as error:
+            return {"error": str(error)}
     if step["do"] == "abort":
         return engine.loop.run_until_complete(abort(engine, step))
     return engine.generate(**step["arguments"])

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+
 from sglang_eagle3_ext import tap_rules
 from sglang_eagle3_ext.tap_rules import RULES
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import VOCAB, WIDTH, DraftRecipe, draft_recipe, make_target
 from safetensors.torch import load_file, save_file
+
+from pairs import VOCAB, WIDTH, DraftRecipe, draft_recipe, make_target
 from sglang_eagle3_ext import checkpoint, config, taps
 from sglang_eagle3_ext.errors import Problem
 
@@ -193,7 +194,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, target: Path) -> None:
         checkpoint.read_headers(file.parent)
     save_file({"a": torch.zeros(1)}, file.parent / "1.safetensors")
     save_file({"a": torch.zeros(1)}, file.parent / "2.safetensors")
-    with pytest.raises(ValueError, match="a is in 1.safetensors and in 2.safetensors"):
+    with pytest.raises(ValueError, match=r"a is in 1\.safetensors and in 2\.safetensors"):
         checkpoint.read_headers(file.parent)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from sglang_eagle3_ext import config, taps
 from sglang_eagle3_ext.errors import Eagle3XError, Problem
 from sglang_eagle3_ext.taps import Tap
