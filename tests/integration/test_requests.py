@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pairs import Pair, draft_recipe, make_target
 from serve import Served, generate, run_engine
 from test_lossless import accept_length, prompt, shape

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from eagle3_kernels import row_argmax, row_topk, rows_ref
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from eagle3_kernels import Candidates, select, select_first, select_next, select_nodes, select_ref
 
 SHAPES = list(itertools.product((1, 2, 3, 8), (1, 2, 4, 7)))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
-import eagle3_kernels
 import pytest
 import torch
+
+import eagle3_kernels
 from eagle3_kernels import cache_slots, slots_ref, write_slots
 
 INTS = (torch.int64, torch.int32)
@@ -78,36 +83,42 @@ def compiled() -> dict[str, int]:
     return found
 
 
-def test_nothing_compiles_after_the_warm_up() -> None:
-    """The other tests of this folder must not have compiled for it: a process of its own."""
-    import subprocess
-    import sys
+SERVING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import eagle3_kernels as k
+from test_slots import compiled
 
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]; import torch, eagle3_kernels as k; from test_slots import compiled\n"
-        "k.warm_up(); before = compiled(); assert len(before) >= 9 and all(before.values()), before\n"
-        "i = torch.int64\n"
-        "for batch, topk, steps, nodes, vocab in ((1, 1, 5, 5, 999), (4, 4, 3, 15, 333), (7, 8, 6, 60, 77)):\n"
-        "    c = k.Candidates.allocate(batch, topk, steps)\n"
-        "    k.select_first(c, *k.row_topk(torch.randn(batch, vocab), topk))\n"
-        "    for s in range(1, steps):\n"
-        "        k.select_next(c, s, *k.row_topk(torch.randn(batch * topk, vocab), topk))\n"
-        "    ids, tokens = k.select_nodes(c, nodes)\n"
-        "    lens = torch.zeros(batch, dtype=i)\n"
-        "    t = k.build_tree(lens, ids, tokens, c.parents, lens, topk) if topk > 1 else k.build_chain(lens, tokens, lens)\n"
-        "    p = k.row_argmax(torch.randn(batch * t.tokens.shape[1], vocab)).view(batch, -1)\n"
-        "    k.verify_walk(t.tokens, t.next_token, t.next_sibling, p, steps + 1)\n"
-        "    k.cache_slots(torch.zeros(9, 50, dtype=torch.int32), lens, lens, nodes)\n"
-        "assert compiled() == before, (before, compiled())\n"
-    )
-    here = str(__import__("pathlib").Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=False)
+k.warm_up()
+before = compiled()
+assert len(before) >= 9 and all(before.values()), before
+for batch, topk, steps, nodes, vocab in ((1, 1, 5, 5, 99), (4, 4, 3, 15, 333), (7, 8, 6, 60, 77)):
+    candidates = k.Candidates.allocate(batch, topk, steps)
+    k.select_first(candidates, *k.row_topk(torch.randn(batch, vocab), topk))
+    for step in range(1, steps):
+        k.select_next(candidates, step, *k.row_topk(torch.randn(batch * topk, vocab), topk))
+    ids, tokens = k.select_nodes(candidates, nodes)
+    lens = torch.zeros(batch, dtype=torch.int64)
+    if topk > 1:
+        tree = k.build_tree(lens, ids, tokens, candidates.parents, lens, topk)
+    else:
+        tree = k.build_chain(lens, tokens, lens)
+    predict = k.row_argmax(torch.randn(tree.tokens.numel(), vocab)).view(batch, -1)
+    k.verify_walk(tree.tokens, tree.next_token, tree.next_sibling, predict, steps + 1)
+    k.cache_slots(torch.zeros(9, 70, dtype=torch.int32), lens, lens, nodes)
+assert compiled() == before, (before, compiled())
+"""
+
+
+def test_nothing_compiles_after_the_warm_up() -> None:
+    """In a process of its own, for which the other tests have compiled nothing."""
+    command = [sys.executable, "-c", SERVING, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_every_op_has_a_reference_of_the_same_signature() -> None:
-    import inspect
-
     checked = 0
     for name in ("rows", "select", "slots", "tree", "walk"):
         module = importlib.import_module(f"eagle3_kernels.{name}")

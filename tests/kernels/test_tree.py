@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from eagle3_kernels import (
     Candidates,
     TreeBuffers,

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+
 from eagle3_kernels import verify_walk, walk_ref
 
 

@@ -1,0 +1,105 @@
+"""Who may import whom, and what the documentation promises."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_eagle3_ext import config, features, upstream
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "sglang_eagle3_ext"
+KERNELS = ROOT / "kernels" / "eagle3_kernels"
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level names of everything that a file imports absolutely."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+    return {name.partition(".")[0] for name in found}
+
+
+@pytest.mark.parametrize("file", sorted(KERNELS.glob("*.py")), ids=lambda f: f.name)
+def test_the_kernel_library_stands_alone(file: Path) -> None:
+    allowed = {"torch", "triton", "numba", "numpy", *sys.stdlib_module_names}
+    assert imported(file) <= allowed
+
+
+def test_the_kernel_library_loads_without_sglang() -> None:
+    code = "import sys, eagle3_kernels; assert not [m for m in sys.modules if m.startswith('sglang')]"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "kernels")
+
+
+def test_no_package_hides_the_one_that_sglang_needs() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("file", sorted(PLUGIN.glob("*.py")), ids=lambda f: f.name)
+def test_only_one_file_names_sglang(file: Path) -> None:
+    """cli.py asks SGLang which platform it chose, for eagle3x env; nobody else imports it."""
+    allowed = {"upstream.py": {"sglang"}, "cli.py": {"sglang"}}.get(file.name, set())
+    assert imported(file) & {"sglang"} <= allowed
+
+
+@pytest.mark.parametrize("file", sorted(PLUGIN.glob("*.py")), ids=lambda f: f.name)
+def test_every_name_from_upstream_is_a_seam_or_a_function(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "upstream"
+    }
+    assert not {name for name in used if name not in upstream.SEAMS and name not in vars(upstream)}
+
+
+def test_every_seam_is_used() -> None:
+    text = "".join(f.read_text(encoding="utf-8") for f in PLUGIN.glob("*.py") if f.name != "upstream.py")
+    own = (PLUGIN / "upstream.py").read_text(encoding="utf-8").partition("def installed_version")[2]
+    # Nobody calls this one; it is where SGLang writes the attributes that upstream.py reads.
+    witness = "run_resolution_pipeline"
+    for alias, seam in upstream.SEAMS.items():
+        if alias == witness:
+            continue
+        words = {alias, alias.rpartition(".")[2]}
+        assert any(re.search(rf"\b{re.escape(w)}\b", text + own) for w in words), f"{alias} ({seam.use})"
+
+
+def test_patches_are_listed() -> None:
+    listed = (ROOT / "patches" / "README.md").read_text(encoding="utf-8")
+    for alias, seam in upstream.SEAMS.items():
+        if seam.drop_when.startswith("patches: "):
+            assert f"| `{alias}` | {seam.drop_when.removeprefix('patches: ')} |" in listed
+    for file in (ROOT / "patches").iterdir():
+        assert file.name == "README.md" or file.name in listed
+
+
+@pytest.mark.parametrize(("module", "page"), [(config, "options.md"), (features, "features.md")])
+def test_generated_pages_are_up_to_date(module: object, page: str) -> None:
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == module.markdown()  # type: ignore[attr-defined]
+
+
+def test_what_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
+    for script in re.findall(r"bash (scripts/\S+\.sh)", text):
+        assert (ROOT / script).exists(), script
+    for flag in set(re.findall(r"--eagle3x-[a-z-]+", text)):
+        assert flag in {option.flag for option in config.OPTIONS.values()}
+
+
+def test_modules_of_the_architecture_page_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in re.findall(r"^\| `(\w+\.py)` \|", text, flags=re.MULTILINE):
+        assert (PLUGIN / name).exists(), name
