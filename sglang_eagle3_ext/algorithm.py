@@ -12,7 +12,7 @@ import logging
 import sys
 from typing import Any
 
-from . import hooks, upstream
+from . import features, hooks, platform_cpu, upstream
 from .errors import Eagle3XError, UpstreamMismatchError
 from .preflight import preflight
 
@@ -33,6 +33,8 @@ def register() -> None:
     try:
         upstream.check()
         _register(create_class())
+        if platform_cpu.is_active():
+            upstream.add_attention_backend_choices([features.CPU_ATTENTION])
         hooks.register()
     except Exception as error:
         failure = error if isinstance(error, Eagle3XError) else _unexpected(error)
