@@ -221,13 +221,10 @@ def check(
     target: Path,
     target_config: Mapping[str, Any],
     plan: TapPlan,
-    on_cpu: bool,
     problems: list[Problem],
     notes: list[str],
 ) -> None:
     """Append every reason why SGLang would not serve this draft as it was trained."""
-    if not _check_architecture(draft, config, on_cpu, problems):
-        return
     _check_switches(config, plan, problems)
     try:
         tensors = read_headers(draft)
@@ -242,9 +239,9 @@ def check(
             )
         )
         return
-    if config["architectures"][0] != LLAMA:
+    if _architecture(config) != LLAMA:
         # SGLang's MLA draft fuses and renames projections; its names are not checked here.
-        notes.append(f"the weights of {config['architectures'][0]} are not compared with its parameters")
+        notes.append(f"the weights of {_architecture(config)} are not compared with its parameters")
         _check_vocabulary(config, tensors, target_config, problems)
         return
     sizes = _sizes(config, plan, problems)
@@ -255,10 +252,14 @@ def check(
     _check_embedding(tensors, target, problems)
 
 
-def _check_architecture(
-    draft: Path, config: Mapping[str, Any], on_cpu: bool, problems: list[Problem]
-) -> bool:
-    architecture = (config.get("architectures") or ["nothing"])[0]
+def _architecture(config: Mapping[str, Any]) -> str:
+    listed = config.get("architectures")
+    return str(listed[0]) if isinstance(listed, list) and listed else "nothing"
+
+
+def check_architecture(draft: Path, config: Mapping[str, Any], on_cpu: bool, problems: list[Problem]) -> bool:
+    """Whether SGLang has an EAGLE-3 draft class for this checkpoint; a problem where it has none."""
+    architecture = _architecture(config)
     served = (LLAMA,) if on_cpu else (LLAMA, MLA)
     if architecture in served:
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import platform_cpu
+from . import platform_cpu, tap_rules
 from .errors import Problem
 from .strict import TOPK, flag_of
 
@@ -58,7 +58,7 @@ class StartRule:
             Problem(
                 flag_of(name),
                 repr(value),
-                " or ".join(_word(v) for v in off),
+                " or ".join(dict.fromkeys(_word(v) for v in off)),
                 f"{self.name}: {self.why}",
                 self.hint or f"drop {flag_of(name)}",
             )
@@ -296,6 +296,14 @@ START_RULES: tuple[StartRule, ...] = (
         "quantised layers need kernels that a CPU build of SGLang does not have",
     ),
     StartRule(
+        "half precision",
+        {"dtype": ("auto", "float32", "float")},
+        REFUSED,
+        AS_SGLANG,
+        "on the CPU a pass of several rows rounds otherwise than a pass of one, in 16 bits often enough to "
+        "change the text; float32 holds such weights exactly",
+    ),
+    StartRule(
         "torch.compile",
         {"enable_torch_compile": _FLAG},
         REFUSED,
@@ -414,20 +422,17 @@ def _device_problems(server_args: Any, device: str) -> list[Problem]:
     given = server_args.device
     if given is None or given.partition(":")[0] == device:
         return []
-    own_engine = given == "cpu"
-    return [
-        Problem(
-            "--device",
-            repr(given),
-            "cuda, or cpu on the CPU platform of this package",
-            "SGLang verifies greedily there and would ignore temperature in silence"
-            if not own_engine
-            else "SGLang's own CPU engine verifies greedily and would ignore temperature in silence",
-            "unset SGLANG_USE_CPU_ENGINE and set SGLANG_PLATFORM=eagle3x_cpu"
-            if own_engine
-            else "drop --device",
-        )
-    ]
+    if device == CPU:
+        allowed, why, hint = "cpu", "this machine serves on the CPU platform of this package", "drop --device"
+    elif given == "cpu":
+        allowed = "cuda, or cpu on the CPU platform of this package"
+        why = "SGLang's own CPU engine verifies greedily and would ignore temperature in silence"
+        hint = "unset SGLANG_USE_CPU_ENGINE and set SGLANG_PLATFORM=eagle3x_cpu"
+    else:
+        allowed = "cuda, or cpu on the CPU platform of this package"
+        why = "SGLang verifies greedily there and would ignore temperature in silence"
+        hint = "drop --device"
+    return [Problem("--device", repr(given), allowed, why, hint)]
 
 
 def _tree_problems(server_args: Any, device: str) -> list[Problem]:
@@ -678,7 +683,25 @@ def markdown() -> str:
         lines += [f"## {title}", "", "| feature | CPU platform | CUDA | why |", "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {cpu} | {cuda} | {why} |" for name, cpu, cuda, why in table]
         lines.append("")
-    return "\n".join(lines)
+    lines += [
+        "## Targets",
+        "",
+        "How SGLang 0.5.23 reads `eagle_aux_hidden_state_layer_ids`, by the file under `sglang/srt/models`",
+        "that does it. Taps given by name do not depend on it.",
+        "",
+        "| architectures | file | boundary | last boundary |",
+        "| --- | --- | --- | --- |",
+    ]
+    by_rule: dict[tap_rules.TargetRule, list[str]] = {}
+    for name, rule in tap_rules.RULES.items():
+        by_rule.setdefault(rule, []).append(name)
+    for rule, names in by_rule.items():
+        reading = f"refused: {rule.refused}" if rule.refused else rule.reading
+        if rule.embed_only:
+            reading = f"`embed` only: {rule.embed_only}"
+        last = "" if rule.refused or rule.embed_only else "yes" if rule.last else "no"
+        lines.append(f"| {', '.join(names)} | {rule.file} | {reading} | {last} |")
+    return "\n".join([*lines, ""])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -71,12 +71,15 @@ def resolve_strictly(original: Callable[[Any], None], record: Any) -> None:
         audited = asked == NAME or (asked in AUDITED and config.strict_builtin())
         if asked == NAME:
             problems += collect(upstream.resolving_view(record)).problems
+        builtin_on_cpu = asked in AUDITED and platform_cpu.is_active()
+        if builtin_on_cpu and not audited:
+            problems.append(_builtin_on_cpu(asked))
         if problems:
             raise RefusedError(problems)
         original(record)
         if audited:
             problems = strict.audit(*upstream.resolution(record))
-        if asked in AUDITED and platform_cpu.is_active():
+        if builtin_on_cpu:
             problems.append(_builtin_on_cpu(asked))
         if problems:
             upstream.unresolve(record)

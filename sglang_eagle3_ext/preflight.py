@@ -133,7 +133,8 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
         )
     if options is not None and draft is not None and target is not None and draft_config and target_config:
         described = taps.read_target(target_config, str(target), problems)
-        if described is not None:
+        known = checkpoint.check_architecture(draft, draft_config, platform_cpu.is_active(), problems)
+        if described is not None and known:
             plan = taps.resolve(options, draft_config, described, problems, notes)
         if plan is not None:
             checkpoint.check(
@@ -142,7 +143,6 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
                 target,
                 target_config,
                 plan,
-                platform_cpu.is_active(),
                 problems,
                 notes,
             )

@@ -134,6 +134,7 @@ def shape_problems(
         steps, topk, draft_tokens: as given, None where not given; :func:`fill_shape` applies.
         draft_vocab: rows of the draft's head, None where unknown.
     """
+    filled = draft_tokens is None
     steps, topk, draft_tokens, _ = fill_shape(steps, topk, draft_tokens)
     problems = []
     most_topk = min(MOST_TOPK, draft_vocab or MOST_TOPK)
@@ -161,6 +162,8 @@ def shape_problems(
                 )
             )
         elif not _is_whole(value) or not least <= value <= most:
+            if flag == DRAFT_TOKENS and filled:
+                continue  # follows from the steps, which are the problem
             near = min(max(value, least), most) if _is_whole(value) else least
             hint = f"drop {flag}" if flag == DRAFT_TOKENS and topk == 1 else f"pass {flag} {near}"
             problems.append(

@@ -136,7 +136,8 @@ class TapPlan:
 
 def read_target(config: Mapping[str, Any], path: str, problems: list[Problem]) -> Target | None:
     """The target's architecture, layers and width; None with a problem where they cannot be used."""
-    architecture = (config.get("architectures") or ["nothing"])[0]
+    listed = config.get("architectures")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else "nothing"
     text = config
     for key in ("text_config", "language_config", "llm_config"):
         if "num_hidden_layers" not in text and isinstance(config.get(key), dict):
@@ -159,7 +160,8 @@ def read_target(config: Mapping[str, Any], path: str, problems: list[Problem]) -
         Problem(
             "--model-path",
             f"{path}, architecture {architecture}",
-            ", ".join(known),
+            f"one of the {len(known)} architectures that SGLang captures taps of, such as LlamaForCausalLM, "
+            "Qwen3ForCausalLM, DeepseekV3ForCausalLM (eagle3x features lists them)",
             why,
             "serve this target without --speculative-algorithm",
         )
@@ -315,7 +317,8 @@ def _unknown(argument: str, given: Any, why: str, draft: Mapping[str, Any], targ
             if all(0 <= b <= target.num_layers for b in read):
                 ways.append(f"{FLAG} {names(read)} if {place} {list(ids)} counts {dialect} ({who})")
     default = tap_rules.default_boundaries(target.rule, target.num_layers)
-    ways.append(f"{FLAG} {names(default)} if it was trained with SGLang's default taps")
+    if list(default) == sorted(set(default)):
+        ways.append(f"{FLAG} {names(default)} if it was trained with SGLang's default taps")
     ways.append(f"{FLAG} {names([0, 1, 2])} if with the SafeAILab code on an unmodified Hugging Face model")
     return Problem(
         argument,

@@ -133,9 +133,7 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
     radix = [step for n in range(17, 40) for step in (generate([long[:n] + prompt(3, n)]),)]
     # The cached prefix may reach into the first answer.
     radix += [generate([long]), generate([long]), generate([long[:-1]])]
-    full = [
-        generate([prompt(CONTEXT - left, left)], {"max_new_tokens": left}) for left in (7, 8, 9, 12, 30)
-    ]
+    full = [generate([prompt(CONTEXT - left, left)], {"max_new_tokens": left}) for left in (7, 8, 9, 12, 30)]
     stops = [
         generate([prompt(10, 300)] * 40, [{"stop_token_ids": [t], "ignore_eos": False} for t in range(2, 42)])
     ]

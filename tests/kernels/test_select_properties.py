@@ -39,9 +39,7 @@ def as_paths(topk: int, data: list[tuple[Any, Any]]) -> tuple[list[Path], list[l
         return np.float32(0) if math.isnan(score) else min(score, most)
 
     probs, tokens = data[0]
-    found = [
-        Path((int(tokens[j]),), worth(probs[j], np.float32(math.inf)), None, j) for j in range(topk)
-    ]
+    found = [Path((int(tokens[j]),), worth(probs[j], np.float32(math.inf)), None, j) for j in range(topk)]
     beams = [list(found)]
     for probs, tokens in data[1:]:
         grown = []

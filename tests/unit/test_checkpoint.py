@@ -34,7 +34,8 @@ def check(
     options = config.Resolved(config.Options(taps=tuple(given or ["embed", "resid@1", "resid@4"])), sources)
     plan = taps.resolve(options, recipe.config, described, problems, notes)
     assert plan is not None, problems
-    checkpoint.check(draft, recipe.config, target, target_config, plan, on_cpu, problems, notes)
+    if checkpoint.check_architecture(draft, recipe.config, on_cpu, problems):
+        checkpoint.check(draft, recipe.config, target, target_config, plan, problems, notes)
     return problems, notes
 
 
