@@ -8,26 +8,15 @@ import torch
 
 import eagle3_kernels as kernels
 
-from . import upstream
 from .records import Acceptance, DraftShape, DraftTree, Verified
 
 
 def run(batch: Any, tree: DraftTree, verified: Verified, shape: DraftShape) -> Acceptance:
-    """The accepted path of every request; moves its KV to the front where a tree scattered it.
-
-    A request that wants logprobs gets them here, in node order, before anything is compacted.
-    """
+    """The accepted path of every request; moves its KV to the front where a tree scattered it."""
     nodes = tree.nodes
     walk = kernels.verify_walk(
         nodes.tokens, nodes.next_token, nodes.next_sibling, verified.target_predict, shape.width
     )
-    if batch.return_logprob:
-        upstream.compute_spec_logprobs(
-            batch,
-            verified.logits_output,
-            verified.target_predict.view(-1),
-            accept_index=walk.accept_index,
-        )
     if shape.topk > 1:
         _move_kv(batch, walk, nodes.tokens.shape[1])
     last = (walk.accept_lens.long() - 1).unsqueeze(1)

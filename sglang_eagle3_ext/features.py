@@ -315,7 +315,7 @@ START_RULES: tuple[StartRule, ...] = (
         {"enable_deterministic_inference": _FLAG},
         REFUSED,
         AS_SGLANG,
-        "it selects GPU attention kernels; on the CPU platform a fixed seed is honoured without it",
+        "it asks for one of SGLang's GPU attention backends",
     ),
     StartRule(
         "fused whole-model kernels",
@@ -519,11 +519,12 @@ REQUEST_RULES: tuple[RequestRule, ...] = (
         "temperature, top_p, top_k", lambda r: None, SERVED, AS_SGLANG, "the target's own law is kept"
     ),
     RequestRule(
-        "sampling_seed",
-        lambda r: None,
-        SERVED,
+        "sampling_seed (seed)",
+        _sampling("sampling_seed", None),
+        REFUSED,
         AS_SGLANG,
-        "",
+        "SGLang honours it with deterministic inference only, which the CPU platform does not have, and "
+        "ignores it otherwise",
     ),
     RequestRule(
         "min_p",

@@ -79,11 +79,6 @@ SEAMS: dict[str, Seam] = {
     "GenerationBatchResult": Seam(
         "sglang.srt.managers.utils:GenerationBatchResult", None, "what a round returns to the scheduler"
     ),
-    "compute_spec_logprobs": Seam(
-        "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
-        ("batch", "logits_output", "predict", "accept_index"),
-        "logprobs of accepted tokens",
-    ),
     "LogitsProcessorOutput": Seam(
         "sglang.srt.layers.logits_processor:LogitsProcessorOutput", None, "input of SGLang's sampler"
     ),

@@ -1,8 +1,8 @@
 """Verify stage: one target pass over the tree, then the target's own token at every node.
 
 Greedy requests take the argmax.  Sampled requests draw from every node's distribution with the
-sampler that SGLang uses without speculation, so temperature, top-k, top-p, min-p, logit bias and
-seeds mean the same with and without a draft: following a child exactly when it is the drawn token
+sampler that SGLang uses without speculation, so temperature, top-k, top-p, min-p and logit bias mean
+the same with and without a draft: following a child exactly when it is the drawn token
 leaves the target's law unchanged, and no other rule accepts more of a fixed set of children
 (the argument is that of the target-only tree sampling in SGLang, seen from the other side).
 """

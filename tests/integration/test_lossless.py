@@ -122,7 +122,8 @@ def test_every_shape(name: str, pool: Pool) -> None:
 
 # --- where a round or a prompt is cut ------------------------------------------------------------------
 
-SPECULATIVE = {**shape(3, 4), "speculative_num_draft_tokens": 12}
+DRAFT_TOKENS = 12
+SPECULATIVE = {**shape(3, 4), "speculative_num_draft_tokens": DRAFT_TOKENS}
 
 
 def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]], Any]]:
@@ -133,13 +134,18 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
     radix = [step for n in range(17, 40) for step in (generate([long[:n] + prompt(3, n)]),)]
     # The cached prefix may reach into the first answer.
     radix += [generate([long]), generate([long]), generate([long[:-1]])]
-    full = [generate([prompt(CONTEXT - left, left)], {"max_new_tokens": left}) for left in (7, 8, 9, 12, 30)]
+    # Requests that reach past CONTEXT - draft tokens are refused by SGLang, with a message.
+    full = [
+        generate([prompt(CONTEXT - DRAFT_TOKENS - new, new)], {"max_new_tokens": new})
+        for new in (1, 2, 3, 4, 9, 30)
+    ]
     stops = [
         generate([prompt(10, 300)] * 40, [{"stop_token_ids": [t], "ignore_eos": False} for t in range(2, 42)])
     ]
     limit = [generate([prompt(20, 5)], {"max_new_tokens": 90}), generate([prompt(70, 6)])]
     crowd = [generate([prompt(30, 1000 + i) for i in range(8)], {"max_new_tokens": 60})]
-    chain = {"speculative_num_steps": 5, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 6}
+    chain = shape(5, 1)
+    long_chain = shape(DRAFT_TOKENS - 1, 1)
     return {
         "chunked prefill": ({"chunked_prefill_size": CHUNK}, chunked, None),
         "chunked prefill, chain, page 16": (
@@ -149,7 +155,7 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
         ),
         "radix cache": ({}, radix, "cached-token: "),
         "radix cache, chain, page 16": ({"page_size": 16, **chain}, radix, "cached-token: "),
-        "end of the context": ({"context_length": CONTEXT, **chain}, full, None),
+        "end of the context": ({"context_length": CONTEXT, **long_chain}, full, None),
         "end of the context, tree": ({"context_length": CONTEXT}, full, None),
         "stop tokens": ({}, stops, None),
         "stop tokens, chain": (chain, stops, None),
@@ -182,8 +188,8 @@ def test_every_edge(name: str, pool: Pool, pair: Pair) -> None:
         assert len({m["cached_tokens"] for m in served.meta()}) > 2
     if "end of the context" in name:
         assert {m["finish_reason"]["type"] for m in served.meta()} == {"length"}
-        # SGLang keeps the last positions free, with and without speculation.
-        assert max(m["prompt_tokens"] + m["completion_tokens"] for m in served.meta()) >= CONTEXT - 2
+        ends = {m["prompt_tokens"] + m["completion_tokens"] for m in served.meta()}
+        assert ends == {CONTEXT - DRAFT_TOKENS}
 
 
 def test_streaming_and_aborts(pair: Pair, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""What a request may ask for: sampled like without a draft, or refused by name."""
+"""What a request may ask for: sampled by the target's own law, or refused by name."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import chi2_contingency
 
 from pairs import Pair, draft_recipe, make_target
 from serve import Served, generate, run_engine
@@ -13,37 +16,37 @@ from test_lossless import accept_length, prompt, shape
 
 pytestmark = pytest.mark.engine
 
-SAMPLED: list[dict[str, Any]] = [
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_p": 0.8},
-    {"temperature": 1.3, "top_k": 5},
-    {"temperature": 1.0, "min_p": 0.1},
-    {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
-    {"temperature": 0.0},
-    {"temperature": 1.0, "logit_bias": {"7": 3.0, "9": -100.0}},
-]
+DRAWS = 3000
+# Each is drawn DRAWS times, four tokens long: the second and later ones come from verify rounds.
+LAWS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "top-k, top-p, min-p": {"temperature": 1.2, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
+    "logit bias": {"temperature": 0.9, "top_k": 20, "logit_bias": {"7": 2.0, "9": -100.0}},
+}
+OTHER = {"temperature": 0.9}  # a law that the test must tell from the first
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "frequency_penalty": ({"frequency_penalty": 0.5}, {}),
     "presence_penalty": ({"presence_penalty": 0.5}, {}),
     "repetition_penalty": ({"repetition_penalty": 1.1}, {}),
     "min_new_tokens": ({"min_new_tokens": 4}, {}),
+    "sampling_seed (seed)": ({"sampling_seed": 4, "temperature": 1.0}, {}),
     "return_hidden_states": ({}, {"return_hidden_states": True}),
+    "return_logprob (logprobs)": ({}, {"return_logprob": True}),
 }
-SETTINGS = {"chain": shape(4, 1), "tree": shape(3, 4)}
+SETTINGS = {"chain": shape(3, 1), "tree": shape(3, 4)}
+START = prompt(9, 77)
 
 
-def seeded(sampling: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {**sampling, "sampling_seed": seed, "max_new_tokens": 20}
+def draws(law: dict[str, Any]) -> dict[str, Any]:
+    return generate([START], {**law, "max_new_tokens": 4, "n": DRAWS})
 
 
-def workload() -> list[dict[str, Any]]:
-    # A prompt of its own for each, so that no answer can be another one's.
-    alone = [generate(prompt(9, 50 + i), seeded(s, i)) for i, s in enumerate(SAMPLED)]
-    together = generate(
-        [prompt(5 + i, 80 + i) for i in range(len(SAMPLED))],
-        [seeded(s, 90 + i) for i, s in enumerate(SAMPLED)],
+def mixed() -> dict[str, Any]:
+    """Greedy requests among sampled ones."""
+    return generate(
+        [prompt(6 + i, 600 + i) for i in range(8)],
+        [{"temperature": 0.0 if i % 2 == 0 else 1.0} for i in range(8)],
     )
-    return [*alone, together]
 
 
 @pytest.fixture(scope="module")
@@ -55,30 +58,51 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def reference(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    engine = {"model_path": pair.target, "skip_tokenizer_init": True, "max_total_tokens": 4000}
-    steps = workload()
-    again = generate(prompt(9, 50), seeded(SAMPLED[0], 1000))
-    return run_engine(engine, [*steps, again], str(tmp_path_factory.mktemp("reference") / "out"))
+    engine = {
+        "model_path": pair.target,
+        "skip_tokenizer_init": True,
+        "max_total_tokens": 6000,
+        "max_running_requests": 64,
+        "random_seed": 1,
+    }
+    steps = [mixed(), *(draws(law) for law in LAWS.values()), draws(OTHER)]
+    return run_engine(engine, steps, str(tmp_path_factory.mktemp("reference") / "out"))
+
+
+def same_law(a: list[list[int]], b: list[list[int]], at: slice) -> float:
+    """p-value of a two-sample chi-square test on the tokens of ``at``; rare outcomes are pooled."""
+    counts = [Counter(tuple(ids[at]) for ids in answers) for answers in (a, b)]
+    common = [k for k, n in (counts[0] + counts[1]).items() if n >= 20]
+    table = np.array([[c[k] for k in common] + [c.total() - sum(c[k] for k in common)] for c in counts])
+    assert len(common) >= 3, "too few outcomes to compare"
+    return float(chi2_contingency(table[:, table.sum(0) > 0]).pvalue)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_sampling_and_refusals(name: str, pair: Pair, reference: Served, tmp_path: Path) -> None:
-    """A seed draws the same tokens with and without a draft: the law is the target's own."""
+def test_laws_and_refusals(name: str, pair: Pair, reference: Served, tmp_path: Path) -> None:
     refusals = [
         {"do": "refused", "arguments": generate(prompt(6, 1), sampling, **more)["arguments"]}
         for sampling, more in REFUSED.values()
     ]
-    engine = pair.arguments(max_total_tokens=4000, **SETTINGS[name])
-    served = run_engine(engine, [*workload(), *refusals, *workload()], str(tmp_path / "out"))
-    count = len(workload())
-    drawn = Served(served.answers[:count], "").tokens()
-    wanted = Served(reference.answers[:count], "").tokens()
-    assert drawn == wanted
-    # Not by accident: another seed gives other tokens, and drafts were accepted.
-    assert wanted[0] != reference.answers[-1]["output_ids"]
-    assert accept_length(Served(served.answers[:count], "")) > 1.1
-    for parameter, answer in zip(REFUSED, served.answers[count : count + len(REFUSED)], strict=True):
+    engine = pair.arguments(max_total_tokens=6000, max_running_requests=64, random_seed=2, **SETTINGS[name])
+    steps = [mixed(), *(draws(law) for law in LAWS.values()), *refusals, mixed()]
+    served = run_engine(engine, steps, str(tmp_path / "out"))
+
+    def ids(of: Served, step: int) -> list[list[int]]:
+        return [a["output_ids"] for a in of.answers[step]]
+
+    # A greedy request stays exactly greedy beside sampled ones, before and after refusals.
+    for step in (0, -1):
+        assert ids(served, step)[::2] == ids(reference, 0)[::2]
+    for i, law in enumerate(LAWS, 1):
+        want, got = ids(reference, i), ids(served, i)
+        assert len(want) == len(got) == DRAWS
+        assert accept_length(Served([served.answers[i]], "")) > 1.05
+        for at in (slice(0, 1), slice(1, 2), slice(2, 3), slice(1, 3), slice(3, 4)):
+            # 30 comparisons in all, each with a fixed seed on either side.
+            assert same_law(want, got, at) > 1e-4, (law, at)
+    # The test has the power to see a temperature that is off by an eighth.
+    assert same_law(ids(reference, len(LAWS) + 1), ids(served, 1), slice(1, 3)) < 1e-4
+    for parameter, answer in zip(REFUSED, served.answers[1 + len(LAWS) : -1], strict=True):
         assert "error" in answer, f"{parameter} was answered"
         assert f"{parameter}: given" in answer["error"] and "hint: leave" in answer["error"]
-    # A refusal leaves nothing behind.
-    assert Served(served.answers[count + len(REFUSED) :], "").tokens() == wanted
