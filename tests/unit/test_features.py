@@ -64,6 +64,7 @@ def sampling(**given: Any) -> SimpleNamespace:
         "ebnf": None,
         "structural_tag": None,
         "beam_width": None,
+        "sampling_seed": None,
     }
     return SimpleNamespace(**{**neutral, **given})
 
@@ -164,6 +165,7 @@ def test_kernels() -> None:
 
 USES: dict[str, SimpleNamespace] = {
     "min_p": request({"min_p": 0.1}),
+    "sampling_seed (seed)": request({"sampling_seed": 0}),
     "frequency_penalty": request({"frequency_penalty": 0.5}),
     "presence_penalty": request({"presence_penalty": -0.5}),
     "repetition_penalty": request({"repetition_penalty": 1.1}),
