@@ -4,7 +4,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --dev
-export OMP_NUM_THREADS=1
+
+# Nothing of the caller's settings, one thread, and the CPU platform on machines with a GPU as well.
+for name in "${!SGLANG_@}" "${!EAGLE3X_@}" PYTHONPATH PYTHONHOME; do
+    unset "$name"
+done
+export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 
 run() {
     printf '\n$ %s\n' "$*"
@@ -12,8 +17,8 @@ run() {
 }
 
 if [ $# = 0 ]; then
-    run .venv/bin/ruff check .
-    run .venv/bin/ruff format --check .
-    run .venv/bin/mypy
+    run .venv/bin/python -m ruff check .
+    run .venv/bin/python -m ruff format --check .
+    run .venv/bin/python -m mypy
 fi
 run .venv/bin/python -m pytest "$@"

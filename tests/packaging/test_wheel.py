@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.engine
-
 ROOT = Path(__file__).resolve().parents[2]
+PIP = ("-m", "pip", "--quiet", "--no-index")
 CHECK = """
 import importlib.metadata as metadata, json, sys
 import eagle3_kernels, sglang_eagle3_ext
@@ -37,18 +38,29 @@ print(json.dumps({
 
 def empty_environment(folder: Path) -> Path:
     """A new environment that sees the dependencies of this one, but not this project; its python."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
-    ours = next(Path(p) for p in sys.path if p.endswith("site-packages"))
     # One by one, for the project itself stands among them.
-    for entry in ours.iterdir():
-        if "eagle3" in entry.name or entry.name in ("__pycache__", "pip", "setuptools"):
-            continue
-        if entry.name.startswith(("pip-", "setuptools-", "distutils", "_distutils")):
-            continue
-        if not (site / entry.name).exists():
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "eagle3" not in entry.name and entry.name != "__pycache__":
             (site / entry.name).symlink_to(entry)
     return folder / "bin" / "python"
+
+
+def tree(folder: Path) -> Path:
+    """A copy of the repository's own files, as a clone would have them: no leftovers of earlier builds."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
 
 
 def run(command: list[str | Path], folder: Path) -> str:
@@ -65,8 +77,8 @@ def run(command: list[str | Path], folder: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    run(build, folder)
+    source = tree(tmp_path_factory.mktemp("source"))
+    run([sys.executable, *PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], folder)
     (made,) = folder.glob("*.whl")
     return made
 
@@ -88,18 +100,20 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     assert not [n for n in names if n.startswith(("tests/", "scripts/", "kernels/", "benchmarks/"))]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("how", ["wheel", "editable"])
 def test_it_registers(how: str, wheel: Path, tmp_path: Path) -> None:
     python = empty_environment(tmp_path / "environment")
-    what = [wheel] if how == "wheel" else ["--no-build-isolation", "-e", ROOT]
+    home = tmp_path / "environment"
+    what: list[str | Path] = ["--no-deps", wheel]
     if how == "editable":
-        run([python, "-m", "pip", "install", "-q", "setuptools>=77"], tmp_path)
-    run([python, "-m", "pip", "install", "-q", "--no-deps", *what], tmp_path)
+        home = tree(tmp_path / "source")
+        what = ["--no-deps", "--no-build-isolation", "-e", home]
+    run([python, *PIP, "install", *what], tmp_path)
     found = json.loads(run([python, "-c", CHECK], tmp_path).strip().splitlines()[-1])
     assert found["plugins"]["eagle3x"] == "sglang_eagle3_ext:register"
     assert found["platforms"]["eagle3x_cpu"] == "sglang_eagle3_ext.platform_cpu:activate"
     assert found["algorithm"] == "Eagle3XAlgorithm('EAGLE3X')" and found["platform"] == "CpuPlatform"
-    home = tmp_path if how == "wheel" else ROOT
     assert all(Path(file).is_relative_to(home) for file in found["files"]), found["files"]
     # SGLang's CUDA packages must not come along on a machine without a GPU.
     assert not [r for r in found["requires"] if r.startswith("sglang")]
