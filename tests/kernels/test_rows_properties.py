@@ -60,7 +60,8 @@ def test_any_row(row: list[float], dtype: torch.dtype) -> None:
         probs, ids = op(logits, k)
         assert ids[0].tolist() == ranked(seen)[:k]
         assert probs.dtype == torch.float32 and ids.dtype == torch.int64
-        torch.testing.assert_close(probs.double(), expected.gather(1, ids), rtol=3e-6, atol=2e-38)
+        # x - top is rounded to float32: by at most 2**-18 up to 128 apart, beyond which nothing is left.
+        torch.testing.assert_close(probs.double(), expected.gather(1, ids), rtol=6e-6, atol=2e-38)
         assert all(a >= b for a, b in zip(probs[0].tolist(), probs[0].tolist()[1:], strict=False))
 
 
