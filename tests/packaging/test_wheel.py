@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PIP = ("-m", "pip", "--quiet", "--no-index")
+PIP = ("-m", "pip", "--quiet")
 CHECK = """
 import importlib.metadata as metadata, json, sys
 import eagle3_kernels, sglang_eagle3_ext
@@ -68,7 +68,7 @@ def run(command: list[str | Path], folder: Path) -> str:
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("PYTHONPATH", "EAGLE3X_", "SGLANG_"))
     }
-    environment |= {"OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -97,7 +97,10 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         "licenses/NOTICE",
     ):
         assert any(name.endswith(part) for name in names), part
-    assert not [n for n in names if n.startswith(("tests/", "scripts/", "kernels/", "benchmarks/"))]
+    # Every module of both packages, and nothing beside them: no test, no script, no leftover.
+    modules = [*ROOT.glob("sglang_eagle3_ext/*.py"), *ROOT.glob("kernels/eagle3_kernels/*.py")]
+    assert {n for n in names if n.endswith(".py")} == {f"{m.parent.name}/{m.name}" for m in modules}
+    assert {n.partition("/")[0].partition("-")[0] for n in names} == {"sglang_eagle3_ext", "eagle3_kernels"}
 
 
 @pytest.mark.engine
@@ -121,5 +124,6 @@ def test_it_registers(how: str, wheel: Path, tmp_path: Path) -> None:
     command = python.with_name("eagle3x")
     assert run([command, "--version"], tmp_path).strip() == run([command, "version"], tmp_path).strip()
     assets = json.loads(run([command, "assets", "--json"], tmp_path))
+    assert set(assets["tiny"]) == {"target", "draft"}
     for path in assets["tiny"].values():
         assert Path(path, "model.safetensors").is_file() and Path(path).is_relative_to(home)
