@@ -60,7 +60,7 @@ def _topk(logits: np.ndarray, k: int, probs: np.ndarray, ids: np.ndarray) -> Non
         for v in range(row.shape[0]):
             x = row[v]
             if np.isnan(x):
-                x = np.float32(-np.inf)
+                continue
             if ids[r, k - 1] >= 0 and not x > probs[r, k - 1]:
                 continue
             j = k - 1
@@ -70,6 +70,14 @@ def _topk(logits: np.ndarray, k: int, probs: np.ndarray, ids: np.ndarray) -> Non
                 j -= 1
             probs[r, j] = x
             ids[r, j] = v
+        if ids[r, k - 1] < 0:  # fewer than k numbers: NaN comes behind them all
+            j = 0
+            while ids[r, j] >= 0:
+                j += 1
+            for v in range(row.shape[0]):
+                if j < k and np.isnan(row[v]):
+                    ids[r, j] = v
+                    j += 1
         top = probs[r, 0]
         if top == -np.inf:
             for j in range(k):
@@ -104,6 +112,8 @@ def row_argmax(logits: torch.Tensor) -> torch.Tensor:
         [1]
     """
     expect("logits", logits, dtypes=FLOATS, shape=(None, None))
+    if logits.shape[1] == 0:
+        raise ValueError(f"logits: given shape {tuple(logits.shape)}, allowed (any, 1 and above)")
     out = torch.empty(logits.shape[0], dtype=torch.int64)
     if logits.dtype == torch.bfloat16:
         _argmax_bits(logits.view(torch.int16).numpy(), out.numpy())

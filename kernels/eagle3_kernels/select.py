@@ -42,6 +42,9 @@ class Candidates:
     @staticmethod
     def allocate(batch: int, topk: int, steps: int) -> Candidates:
         """Buffers for one round."""
+        for name, value in (("topk", topk), ("steps", steps)):
+            if value < 1:
+                raise ValueError(f"{name}: given {value}, allowed 1 and above")
         count = topk + (steps - 1) * topk * topk
         return Candidates(
             torch.empty(batch, count),
@@ -111,8 +114,10 @@ def _next(
             parent = scores[b, beam[b, r]]
             for c in range(k):
                 s = parent * probs[b * k + r, c]
-                # NaN and rounding: a child is never worth more than its parent.
-                scores[b, first + r * k + c] = s if s <= parent else (parent if s > parent else np.float32(0))
+                if np.isnan(s):
+                    s = np.float32(0)
+                # Rounding: a child is never worth more than its parent.
+                scores[b, first + r * k + c] = min(s, parent)
                 tokens[b, first + r * k + c] = ids[b * k + r, c]
         _best(scores[b], first, k * k, k, chosen)
         for j in range(k):
@@ -134,7 +139,17 @@ def _nodes(scores: np.ndarray, tokens: np.ndarray, count: int, ids: np.ndarray, 
             out[b, j] = tokens[b, ids[b, j]]
 
 
+def _check_candidates(candidates: Candidates) -> None:
+    batch, k, expanded = candidates.scores.shape[0], candidates.topk, candidates.steps - 1
+    everything = (batch, k + expanded * k * k)
+    expect("candidates.scores", candidates.scores, dtypes=(torch.float32,), shape=everything)
+    expect("candidates.tokens", candidates.tokens, dtypes=(torch.int64,), shape=everything)
+    expect("candidates.parents", candidates.parents, dtypes=(torch.int64,), shape=(batch, k * expanded + 1))
+    expect("candidates.beam", candidates.beam, dtypes=(torch.int64,), shape=(batch, k))
+
+
 def _check_step(candidates: Candidates, rows: int, probs: torch.Tensor, ids: torch.Tensor) -> None:
+    _check_candidates(candidates)
     expect("probs", probs, dtypes=(torch.float32,), shape=(rows, candidates.topk))
     expect("ids", ids, dtypes=(torch.int64,), shape=(rows, candidates.topk))
 
@@ -201,6 +216,7 @@ def select_nodes(candidates: Candidates, count: int) -> tuple[torch.Tensor, torc
     Returns:
         (numbers [B, count] int64 ascending, their tokens [B, count] int64)
     """
+    _check_candidates(candidates)
     batch, total = candidates.scores.shape
     if not 1 <= count <= total:
         raise ValueError(f"count: given {count}, allowed 1 to {total}")

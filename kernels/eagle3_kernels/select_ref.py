@@ -30,7 +30,7 @@ def select_next(
     batch, k = candidates.beam.shape
     first = k + (step - 1) * k * k
     parent = candidates.scores.gather(1, candidates.beam).unsqueeze(2)
-    grown = (parent * probs.view(batch, k, k)).nan_to_num(0.0, posinf=float("inf"))
+    grown = (parent * probs.view(batch, k, k)).nan_to_num(0.0, posinf=float("inf"), neginf=float("-inf"))
     grown = torch.minimum(grown, parent).view(batch, k * k)
     candidates.scores[:, first : first + k * k] = grown
     candidates.tokens[:, first : first + k * k] = ids.view(batch, k * k)

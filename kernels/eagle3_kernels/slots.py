@@ -59,7 +59,9 @@ def cache_slots(
         [B, width] int64.
     """
     _check(req_to_token, requests, start)
-    _in_range(req_to_token, requests, start, start + width)
+    if width < 0:
+        raise ValueError(f"width: given {width}, allowed 0 and above")
+    _in_range(req_to_token, requests, start, start.long() + width)
     out = torch.empty(requests.shape[0], width, dtype=torch.int64)
     _read(req_to_token.numpy(), requests.numpy(), start.numpy(), out.numpy())
     return out
@@ -80,6 +82,8 @@ def write_slots(
     """
     _check(req_to_token, requests, start)
     expect("end", end, dtypes=INTS, shape=tuple(requests.shape))
+    if bool((end < start).any()):
+        raise ValueError(f"end: given {end.tolist()} with start {start.tolist()}, allowed start and above")
     expect("slots", slots, dtypes=INTS, shape=(int((end.long() - start.long()).sum()),))
     _in_range(req_to_token, requests, start, end)
     _write(req_to_token.numpy(), requests.numpy(), start.numpy(), end.numpy(), slots.numpy())
