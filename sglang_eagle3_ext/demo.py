@@ -146,8 +146,10 @@ def serve_command(pair: assets.Pair, speculative: Sequence[str], port: int | Non
     if speculative:
         command += ["--speculative-algorithm", "EAGLE3X", "--speculative-draft-model-path", str(pair.draft)]
     command += speculative
-    # Three schedulers that spin while idle would take the cores from the one that works.
-    return command if port is None else [*command, "--port", str(port), "--sleep-on-idle"]
+    if port is None:
+        return command
+    # Three servers share the machine: small pools, and no scheduler that spins while it is idle.
+    return [*command, "--port", str(port), "--sleep-on-idle", "--max-total-tokens", "16384"]
 
 
 def speculative_flags(name: str, num_layers: int) -> list[str]:

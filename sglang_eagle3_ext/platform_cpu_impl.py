@@ -14,6 +14,8 @@ from . import hooks, platform_cpu, upstream
 logger = logging.getLogger(__name__)
 
 ATTENTION_BACKEND = "eagle3x_cpu"
+# SGLang fills the memory with its KV pool, as on a GPU that is there for it alone.
+KV_TOKENS = 131_072
 CPU_HOOKS: hooks.Hooks = tuple(
     (alias, "REPLACE", function) for alias, function in platform_cpu.REPLACEMENTS.items()
 )
@@ -72,6 +74,10 @@ class CpuPlatform(upstream.SRTPlatform):
             server_args.attention_backend = ATTENTION_BACKEND
         if given.get("dtype") in (None, "auto"):
             server_args.dtype = "float32"
+        asked = [given.get(name) for name in ("max_total_tokens", "mem_fraction_static")]
+        if asked == [None, None] and (given.get("context_length") or 0) <= KV_TOKENS:
+            server_args.max_total_tokens = KV_TOKENS
+            logger.info("--max-total-tokens not given: at most %d, for a CPU shares its memory", KV_TOKENS)
 
     def init_backend(self) -> None:
         """Once per worker process, before any model is built."""

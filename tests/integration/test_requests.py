@@ -29,7 +29,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "frequency_penalty": ({"frequency_penalty": 0.5}, {}),
     "presence_penalty": ({"presence_penalty": 0.5}, {}),
     "repetition_penalty": ({"repetition_penalty": 1.1}, {}),
-    "min_new_tokens": ({"min_new_tokens": 4}, {}),
     "sampling_seed (seed)": ({"sampling_seed": 4, "temperature": 1.0}, {}),
     "return_hidden_states": ({}, {"return_hidden_states": True}),
     "return_logprob (logprobs)": ({}, {"return_logprob": True}),
