@@ -62,6 +62,13 @@ if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
     step "    of your own; this one is for the demo and the tests, which use the CPU everywhere"
 fi
 
+have_torch="$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)"
+if [ "${have_torch%%+*}" != "$TORCH" ]; then
+    free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
+    [ "$free_gb" -ge "$NEED_GB" ] || fail "$free_gb GB free where this folder is, $NEED_GB GB needed" \
+        "free some space, or clone to another disk"
+fi
+
 if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python="$(find_python)" || fail "no Python 3.11 or newer with venv was found" \
         "install one, for instance: apt install python3 python3-venv; or name one: PYTHON=/path/to/python3.11 bash scripts/setup.sh"
@@ -95,21 +102,15 @@ for info in site.glob("*.dist-info"):
         shutil.rmtree(info)
 CHECK
 
-have_torch="$(.venv/bin/python -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true)"
-if [ "${have_torch%%+*}" != "$TORCH" ]; then
-    free_gb="$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')"
-    [ "$free_gb" -ge "$NEED_GB" ] || fail "$free_gb GB free where this folder is, $NEED_GB GB needed" \
-        "free some space, or clone to another disk"
-fi
-
-# On a terminal pip shows its own bars; in a log the steps are enough.
+# On a terminal pip shows its own bars; in a log the steps are enough.  It would call SGLang's CUDA packages,
+# which are left out on purpose, conflicts.
 quiet=--quiet
 [ ! -t 1 ] || quiet=--progress-bar=on
-pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install "$quiet" "$@"; }
+pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install "$quiet" --no-warn-conflicts "$@"; }
 
 step "torch $TORCH and torchvision $TORCHVISION, which SGLang pins: about 5.5 GB installed on x86-64, with the"
 step "    CUDA libraries that PyPI's build of torch brings along; nothing else here is for a GPU"
-pip "torch==$TORCH" "torchvision==$TORCHVISION"
+pip -c requirements/cpu.txt "torch==$TORCH" "torchvision==$TORCHVISION"
 step "what SGLang imports on a CPU (requirements/cpu.txt): about 1.5 GB installed"
 pip -r requirements/cpu.txt
 step "sglang $SGLANG, the wheel alone: 220 MB installed"
