@@ -179,7 +179,7 @@ def test_commands() -> None:
     )
     stock = demo.speculative_flags(demo.STOCK, 16)
     assert stock[-2:] == ["--eagle3x-taps", "resid@2,resid@8,resid@13"]
-    assert demo.serve_command(pair, stock, 7)[7:10] == ["--speculative-num-steps", "5", "--eagle3x-taps"]
+    assert demo.serve_command(pair, stock, 7)[8:11] == ["--speculative-num-steps", "5", "--eagle3x-taps"]
     assert demo.serve_command(pair, stock, 7)[-5:-2] == ["--port", "7", "--sleep-on-idle"]
 
 
