@@ -14,12 +14,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import eagle3_kernels as kernels
 
 from . import accept, platform_cpu, taps, tree, upstream, verify
 from .draft import CpuDrafter
 from .preflight import Preflight, preflight
-from .records import DraftShape
+from .records import Acceptance, DraftShape, Proposal
 from .stats import AcceptStats
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,20 @@ class Eagle3XDraftWorker(upstream.EagleDraftWorker):
             batch, target_hidden_states, next_token_ids, *arguments, **named
         )
 
+    # --- on the CPU platform ------------------------------------------------------------------------
+
+    def propose(self, batch: Any) -> Proposal:
+        """Draft a tree for every request of ``batch``."""
+        assert self.drafter is not None
+        with upstream.draft_tp_context(self.parallel_layout):
+            return self.drafter.propose(batch)
+
+    def extend(self, batch: Any, acceptance: Acceptance, tapped: torch.Tensor) -> None:
+        """Catch up on the accepted path; ``tapped`` [B*N, U*T] comes from the verify pass."""
+        assert self.drafter is not None
+        with upstream.draft_tp_context(self.parallel_layout):
+            self.drafter.extend(batch, acceptance, tapped)
+
 
 class Eagle3XWorker(upstream.EAGLEWorkerV2):
     """Target and draft of one rank, served exactly as the draft was trained."""
@@ -79,14 +95,14 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
 
     def _decode_round(self, batch: Any, on_publish: Any) -> Any:
         """draft -> tree -> verify -> accept, then the draft catches up on the accepted path."""
-        proposal = self.draft_worker.drafter.propose(batch)
+        proposal = self.draft_worker.propose(batch)
         draft_tree = tree.build(proposal, batch.spec_info.bonus_tokens, batch.seq_lens, self.shape)
         verified = verify.run(batch, draft_tree, self.target_worker, self.req_to_token_pool)
         acceptance = accept.run(batch, draft_tree, verified, self.shape)
         if on_publish is not None:
             on_publish(acceptance.new_seq_lens)
         batch.spec_info = upstream.EagleDraftInput(bonus_tokens=acceptance.bonus_tokens)
-        self.draft_worker.drafter.extend(batch, acceptance, verified.logits_output.hidden_states)
+        self.draft_worker.extend(batch, acceptance, tapped=verified.logits_output.hidden_states)
         return upstream.GenerationBatchResult(
             logits_output=verified.logits_output,
             next_token_ids=acceptance.walk.predict.view(-1),
@@ -106,11 +122,10 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> Any:
         """SGLang's entry point: one prefill or one decode round of ``batch``."""
-        ours = platform_cpu.is_active()
-        decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
-        if ours and decode and not batch.forward_mode.is_idle():
-            with upstream.draft_tp_context(self.draft_worker.parallel_layout):
-                return self._decode_round(batch, on_publish)
+        mode = batch.forward_mode
+        decodes = not (mode.is_extend() or mode.is_idle() or batch.is_extend_in_batch)
+        if decodes and platform_cpu.is_active():
+            return self._decode_round(batch, on_publish)
         return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
