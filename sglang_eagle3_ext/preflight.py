@@ -1,7 +1,7 @@
 """Everything that can be known before a weight is read, and every reason not to serve, at once.
 
 Called three times: before SGLang resolves its arguments, after it has, and in each scheduler process
-(where its result is used).  Reads configuration files and safetensors headers only.
+(where its result is used).  Reads configuration files, safetensors headers and small tensors only.
 
 Knows the order of the checks; the checks are in ``config.py``, ``strict.py``, ``features.py``,
 ``taps.py`` and ``checkpoint.py``.
@@ -33,8 +33,7 @@ class Preflight:
         options: values of the EAGLE3X options with their sources.
         steps, topk, draft_tokens: the shape of a round, complete.
         notes: what was filled in because nobody said it, and what to know about the draft.
-        plan: taps to capture and how they reach the draft; None while a checkpoint is not local.
-        draft: the draft's folder; None while it is not local.
+        plan: taps to capture and how they reach the draft.
     """
 
     options: config.Resolved
@@ -42,8 +41,7 @@ class Preflight:
     topk: int
     draft_tokens: int
     notes: tuple[str, ...]
-    plan: taps.TapPlan | None
-    draft: Path | None
+    plan: taps.TapPlan
 
     def log_lines(self) -> Iterator[str]:
         """What to say when a server starts."""
@@ -53,8 +51,7 @@ class Preflight:
             f"{strict.STEPS} {self.steps}, {strict.TOPK} {self.topk}, "
             f"{strict.DRAFT_TOKENS} {self.draft_tokens}"
         )
-        if self.plan is not None:
-            yield self.plan.describe()
+        yield self.plan.describe()
 
 
 @dataclass
@@ -74,31 +71,31 @@ def preflight(server_args: Any) -> Preflight:
     Raises:
         RefusedError: every problem at once.
     """
-    collected = collect(server_args, fetch=True)
+    collected = collect(server_args)
     if collected.problems:
         raise RefusedError(collected.problems)
     assert collected.result is not None
     return collected.result
 
 
-def collect(server_args: Any, fetch: bool = False) -> Collected:
+def collect(server_args: Any) -> Collected:
     """Like :func:`preflight`, with the problems as a list.
 
-    Args:
-        fetch: download what the checks read of a checkpoint that is given by repository id: the
-            target's config.json, the whole draft.  Without it such a checkpoint is not judged.
+    Of a checkpoint given by repository id, what the checks read is downloaded: the target's config.json,
+    and the draft, which is small and needed in any case.
     """
     found = Collected()
     problems = found.problems
+    cache = server_args.download_dir
     target = _folder(
-        "--model-path", server_args.model_path, server_args.revision, TARGET_FILES, fetch, problems
+        "--model-path", server_args.model_path, server_args.revision, TARGET_FILES, cache, problems
     )
     draft = _folder(
         "--speculative-draft-model-path",
         server_args.speculative_draft_model_path,
         server_args.speculative_draft_model_revision,
         DRAFT_FILES,
-        fetch,
+        cache,
         problems,
     )
 
@@ -148,42 +145,49 @@ def collect(server_args: Any, fetch: bool = False) -> Collected:
             )
     if problems:
         return found
-    assert options is not None
+    assert options is not None and plan is not None
     steps, topk, draft_tokens, filled = strict.fill_shape(*given)
     assert steps is not None and topk is not None and draft_tokens is not None
-    found.result = Preflight(options, steps, topk, draft_tokens, (*filled, *notes), plan, draft)
+    found.result = Preflight(options, steps, topk, draft_tokens, (*filled, *notes), plan)
     return found
 
 
 def _folder(
-    flag: str, path: str | None, revision: str | None, files: list[str], fetch: bool, problems: list[Problem]
+    flag: str,
+    path: str | None,
+    revision: str | None,
+    files: list[str],
+    cache: str | None,
+    problems: list[Problem],
 ) -> Path | None:
-    """The local folder of a checkpoint; None where it is a repository id not fetched, or a problem."""
+    """The local folder of a checkpoint, fetched where it is a repository id; None with a problem."""
     if path and Path(path).is_dir():
         return Path(path)
     hint = f"pass {flag} with the folder of the checkpoint, or with its repository id"
+    shown = repr(path) if path else "nothing"
     if not path:
-        problems.append(
-            Problem(flag, "nothing", "a folder or a repository id", "there is no draft to serve", hint)
-        )
-        return None
-    if not _REPOSITORY_ID.fullmatch(path):
+        why = "there is no draft to serve"
+    elif not _REPOSITORY_ID.fullmatch(path):
         why = (
             "this is a file" if Path(path).exists() else "there is no such folder, and it is no repository id"
         )
-        problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
-        return None
-    if not fetch:
-        return None
-    import huggingface_hub  # SGLang requires it
+    elif os.environ.get("SGLANG_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        why = "SGLANG_USE_MODELSCOPE is set, and the checks read a local folder or the Hugging Face hub"
+        hint = f"download it first and pass {flag} with its folder"
+    else:
+        import huggingface_hub  # SGLang requires it
 
-    try:
-        return Path(huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=files))
-    except Exception as error:  # whatever the hub client raises: offline, no such repository, no access
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        why = f"it is no folder here and cannot be fetched: {reason}"
-        problems.append(Problem(flag, repr(path), "a folder or a repository id", why, hint))
-        return None
+        try:
+            return Path(
+                huggingface_hub.snapshot_download(
+                    path, revision=revision, allow_patterns=files, cache_dir=cache
+                )
+            )
+        except Exception as error:  # whatever the hub client raises: offline, no such repository, no access
+            reason = " ".join(str(error).split()) or type(error).__name__
+            why = f"it is no folder here and cannot be fetched: {reason[:300]}"
+    problems.append(Problem(flag, shown, "a folder or a repository id", why, hint))
+    return None
 
 
 def _read_config(folder: Path | None, flag: str, problems: list[Problem]) -> dict[str, Any] | None:

@@ -82,7 +82,6 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
         checked = preflight(server_args)
-        assert checked.plan is not None  # preflight fetches what is not local
         taps.install(checked.plan, target_worker.model_runner)
         with upstream.draft_worker_class(_draft_worker_factory(checked.plan)):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
@@ -148,7 +147,6 @@ def _draft_worker_factory(plan: taps.TapPlan) -> Callable[..., Eagle3XDraftWorke
 
 
 def _stats(checked: Preflight) -> AcceptStats:
-    assert checked.plan is not None
     values = checked.options.values
     return AcceptStats(
         steps=checked.steps,
