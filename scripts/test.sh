@@ -9,7 +9,7 @@ bash scripts/setup.sh --dev
 for name in "${!SGLANG_@}" "${!EAGLE3X_@}" PYTHONPATH PYTHONHOME; do
     unset "$name"
 done
-export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
+export PATH OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 
 run() {
     printf '\n$ %s\n' "$*"
