@@ -116,10 +116,8 @@ def _live() -> dict[str, str]:
 
     try:
         upstream.load_plugins()
-        from sglang.srt.platforms import current_platform
-
         registered = upstream.get_registered_spec("EAGLE3X")
-        return {"SGLang's platform": type(current_platform).__name__, "EAGLE3X": repr(registered)}
+        return {"SGLang's platform": type(upstream.current_platform).__name__, "EAGLE3X": repr(registered)}
     except Exception as error:
         return {"EAGLE3X": f"{type(error).__name__}: {error}"}
 

@@ -174,7 +174,7 @@ def _environment() -> dict[str, str]:
     scripts = str(Path(sys.executable).parent)
     return {
         **kept,
-        "PATH": os.pathsep.join([scripts, kept.get("PATH", "")]),
+        "PATH": os.pathsep.join([scripts, kept.get("PATH", os.defpath)]),
         "SGLANG_PLATFORM": "eagle3x_cpu",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",

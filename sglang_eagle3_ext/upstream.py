@@ -178,6 +178,9 @@ SEAMS: dict[str, Seam] = {
         "hook: refuses requests that could not be honoured",
         "SGLang asks the algorithm about a request",
     ),
+    "current_platform": Seam(
+        "sglang.srt.platforms:current_platform", None, "eagle3x env: the platform chosen"
+    ),
     # --- the CPU platform ---------------------------------------------------------------------------
     "SRTPlatform": Seam("sglang.srt.platforms.interface:SRTPlatform", None, "base of the CPU platform"),
     "PlatformEnum": Seam("sglang.srt.platforms.device_mixin:PlatformEnum", None, "marks it out of tree"),

@@ -129,7 +129,8 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """SGLang's hook with the accepted drafts on the host: measure, then SGLang's own use of it."""
-        self.stats.add(num_correct_drafts_per_req)
+        if upstream.get_parallel().tp_rank == 0:  # all ranks accept the same
+            self.stats.add(num_correct_drafts_per_req)
         super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size)
 
 

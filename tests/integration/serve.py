@@ -53,7 +53,8 @@ FLUSH = {"do": "flush"}
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without settings of whoever runs the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3X_", "SGLANG_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
+    platform = {"SGLANG_PLATFORM": "eagle3x_cpu"}  # also where there is a GPU
+    return {**kept, **platform, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
 
 
 def run_engine(engine: dict[str, Any], steps: list[dict[str, Any]], out: str, **environment: str) -> Served:

@@ -120,5 +120,7 @@ def test_more_taps_than_three_and_one_twice(llama: Path, tmp_path: Path) -> None
 def test_tensor_parallel(llama: Path, tmp_path: Path) -> None:
     draft = draft_recipe(llama).write(tmp_path / "draft")
     two = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    two["EAGLE3X_CONFIG"] = '{"accept_alarm": 9, "accept_alarm_rounds": 5}'
     served = compare(llama, draft, tmp_path, {"tp_size": 2}, **two)
     assert accept_length(served) > 1.25
+    assert served.log.count("EAGLE3X ALARM") == 1, "once, not once per rank"
