@@ -58,6 +58,11 @@ class Eagle3XDraftWorker(upstream.EagleDraftWorker):
         if not self.planes_checked and not batch.forward_mode.is_idle():
             taps.check_planes(self.plan, target_hidden_states, batch.input_ids.numel())
             self.planes_checked = True
+            logger.info(
+                "EAGLE3X: first forward: %d planes of %d arrived, as planned",
+                self.plan.planes,
+                self.plan.target.width,
+            )
         return super()._draft_extend_for_prefill(
             batch, target_hidden_states, next_token_ids, *arguments, **named
         )
