@@ -164,6 +164,7 @@ def test_the_log_says_what_is_served(servers: dict[str, demo.Server]) -> None:
     assert (
         "draft reads [embed, resid@2, resid@8], LlamaForCausalLM captures [resid@0, resid@2, resid@8]" in log
     )
+    assert "first forward: 3 planes of 128 arrived" in log
     assert "--speculative-num-steps 5, --speculative-eagle-topk 1, --speculative-num-draft-tokens 6" in log
 
 
