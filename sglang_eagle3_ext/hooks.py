@@ -1,7 +1,7 @@
 """What the plugin wraps around SGLang: its parser, its argument resolution, its request intake.
 
-Each hook is one function and one line of :data:`START` or :data:`INTAKE`.  SGLang logs a hook that it
-cannot apply and goes on, so :func:`require_landed` looks afterwards.
+Each hook is one function and one line of :data:`START`, :data:`INTAKE` or :data:`POOLS`.  SGLang logs a
+hook that it cannot apply and goes on, so :func:`require_landed` looks afterwards.
 
 Knows SGLang's start-up order; the rules themselves are in ``config.py``, ``strict.py`` and
 ``features.py``.
@@ -122,6 +122,15 @@ def check_request(result: Any, tokenizer_manager: Any, request: Any, *rest: Any,
         raise RefusedError(problems, "EAGLE3X cannot honour this request")
 
 
+def room_for_drafts(headroom: int) -> int:
+    """After SGLang has sized the rows of its slot table, in tokens beyond the context.
+
+    It allows for the draft tokens, but allocates for topk * steps, twice: near the end of the context a
+    request with a wide tree would write into the row of another one.
+    """
+    return max(headroom, int(upstream.get_alloc_reserve_per_decode()))
+
+
 Hooks = tuple[tuple[str, str, Callable[..., Any]], ...]
 
 START: Hooks = (
@@ -131,6 +140,9 @@ START: Hooks = (
 )
 # Applied only where EAGLE3X is going to be served: its target takes seconds to import.
 INTAKE: Hooks = (("TokenizerManager._create_tokenized_object", "AFTER", check_request),)
+
+# Applied in a scheduler process, before it builds its memory pools.
+POOLS: Hooks = (("get_req_to_token_extra_context_len", "AFTER", room_for_drafts),)
 
 
 def register(hooks: Hooks = START) -> None:

@@ -82,6 +82,15 @@ SEAMS: dict[str, Seam] = {
     "LogitsProcessorOutput": Seam(
         "sglang.srt.layers.logits_processor:LogitsProcessorOutput", None, "input of SGLang's sampler"
     ),
+    "get_req_to_token_extra_context_len": Seam(
+        "sglang.srt.mem_cache.kv_cache_configurator:get_req_to_token_extra_context_len",
+        None,
+        "hook: rows of the slot table as long as what a round allocates",
+        "patches: rows of the slot table as long as what a round allocates",
+    ),
+    "get_alloc_reserve_per_decode": Seam(
+        "sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", (), "how much that is"
+    ),
     # --- the draft's forward pass on the CPU platform -----------------------------------------------
     "ForwardBatch": Seam(
         "sglang.srt.model_executor.forward_batch_info:ForwardBatch", None, "one forward pass"

@@ -18,7 +18,7 @@ import torch
 
 import eagle3_kernels as kernels
 
-from . import accept, platform_cpu, taps, tree, upstream, verify
+from . import accept, hooks, platform_cpu, taps, tree, upstream, verify
 from .draft import CpuDrafter
 from .preflight import Preflight, preflight
 from .records import Acceptance, DraftShape, Proposal
@@ -87,6 +87,7 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
         checked = preflight(server_args)
+        hooks.apply(hooks.POOLS)
         taps.install(checked.plan, target_worker.model_runner)
         with upstream.draft_worker_class(_draft_worker_factory(checked.plan)):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)

@@ -143,6 +143,9 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
         generate([prompt(10, 300)] * 40, [{"stop_token_ids": [t], "ignore_eos": False} for t in range(2, 42)])
     ]
     limit = [generate([prompt(20, 5)], {"max_new_tokens": 90}), generate([prompt(70, 6)])]
+    # Here a round allocates more than the draft tokens: topk * steps = 56 against 16.
+    wide = {**shape(7, 8), "speculative_num_draft_tokens": 16, "context_length": CONTEXT}
+    at_the_end = [generate([prompt(CONTEXT - 56 - n, n)], {"max_new_tokens": n}) for n in (1, 9, 40)]
     crowd = [generate([prompt(30, 1000 + i) for i in range(8)], {"max_new_tokens": 60})]
     chain = shape(5, 1)
     long_chain = shape(DRAFT_TOKENS - 1, 1)
@@ -157,6 +160,7 @@ def edge_cases(pair: Pair) -> dict[str, tuple[dict[str, Any], list[dict[str, Any
         "radix cache, chain, page 16": ({"page_size": 16, **chain}, radix, "cached-token: "),
         "end of the context": ({"context_length": CONTEXT, **long_chain}, full, None),
         "end of the context, tree": ({"context_length": CONTEXT}, full, None),
+        "end of the context, wide tree": (wide, at_the_end, None),
         "stop tokens": ({}, stops, None),
         "stop tokens, chain": (chain, stops, None),
         "beyond the draft's limit": ({}, limit, "configured for 64 positions"),
@@ -189,7 +193,7 @@ def test_every_edge(name: str, pool: Pool, pair: Pair) -> None:
     if "end of the context" in name:
         assert {m["finish_reason"]["type"] for m in served.meta()} == {"length"}
         ends = {m["prompt_tokens"] + m["completion_tokens"] for m in served.meta()}
-        assert ends == {CONTEXT - DRAFT_TOKENS}
+        assert ends == {CONTEXT - (56 if "wide" in name else DRAFT_TOKENS)}
 
 
 def test_streaming_and_aborts(pair: Pair, tmp_path: Path) -> None:
