@@ -1,8 +1,8 @@
 """Strict draft weights: every tensor used, every parameter filled, before a weight is read.
 
 SGLang's draft loader skips a tensor whose name it does not know and leaves a parameter that nobody
-filled as it was allocated.  Here names and shapes are compared first, from the headers of the
-safetensors files; only the small vocabulary maps (and a few embedding rows) are read.
+filled as it was allocated.  Here names and shapes are compared first, from the headers of the files;
+only the small vocabulary maps (and a few embedding rows) are read.
 
 Knows how SGLang 0.5.23 names the parameters of its EAGLE-3 draft classes; does not know taps beyond
 their number and width.
@@ -11,7 +11,6 @@ their number and width.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import Problem
+from .stored import Shape, Tensor, read_headers
 from .taps import TapPlan
 
 FLAG = "--speculative-draft-model-path"
@@ -42,60 +42,6 @@ _CONTEXT_KEYS = (
     "model_max_length",
     "max_position_embeddings",
 )
-
-Shape = tuple[int, ...]
-
-
-# --- reading headers ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One entry of a safetensors header."""
-
-    file: Path
-    dtype: str
-    shape: Shape
-
-
-def read_headers(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint folder, by name; weights are not read.
-
-    Raises:
-        ValueError: no safetensors file, an unreadable one, or a tensor stored twice.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
-        raise ValueError(f"no *.safetensors file in it{' but ' + ', '.join(others) if others else ''}")
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with file.open("rb") as stream:
-                size = int.from_bytes(stream.read(8), "little")
-                if not 0 < size <= file.stat().st_size:
-                    raise ValueError("its header is longer than the file")
-                header = json.loads(stream.read(size))
-                end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"), default=0)
-                if 8 + size + end > file.stat().st_size:
-                    raise ValueError("it is cut off")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file.name}: {error}") from None
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            if name in found:
-                raise ValueError(f"{name} is in {found[name].file.name} and in {file.name}")
-            found[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]))
-    return found
-
-
-def _load(tensor: Tensor, name: str) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(tensor.file, framework="pt") as stored:
-        return stored.get_tensor(name)
-
 
 # --- what SGLang's draft class has --------------------------------------------------------------------
 
@@ -233,15 +179,19 @@ def check(
             Problem(
                 FLAG,
                 str(draft),
-                "a folder with safetensors files",
+                "a folder with *.safetensors or *.bin files",
                 str(error),
-                "export or download the draft's safetensors again",
+                "export or download the draft's weights again",
             )
         )
         return
+    unknown_names = ""
     if _architecture(config) != LLAMA:
-        # SGLang's MLA draft fuses and renames projections; its names are not checked here.
-        notes.append(f"the weights of {_architecture(config)} are not compared with its parameters")
+        unknown_names = f"{_architecture(config)} fuses and renames projections"
+    elif config.get("quantization_config"):
+        unknown_names = "a quantised checkpoint has tensors of its own"
+    if unknown_names:
+        notes.append(f"the draft's weights are not compared with SGLang's parameters: {unknown_names}")
         _check_vocabulary(config, tensors, target_config, problems)
         return
     sizes = _sizes(config, plan, problems)
@@ -501,8 +451,8 @@ def _check_vocabulary(
                 'write "tie_word_embeddings": false if the checkpoint has its own lm_head',
             )
         )
-    d2t = _load(tensors[names["d2t"]], names["d2t"])
-    t2d = _load(tensors[names["t2d"]], names["t2d"]) if "t2d" in names else None
+    d2t = tensors[names["d2t"]].load()
+    t2d = tensors[names["t2d"]].load() if "t2d" in names else None
     fault = _map_fault(d2t, t2d, draft_vocab, vocab)
     if fault is not None:
         problems.append(
@@ -555,16 +505,13 @@ def _check_embedding(tensors: Mapping[str, Tensor], target: Path, problems: list
     if len(of_target) != 1:
         return
     import torch
-    from safetensors import safe_open
 
     (other, theirs), ours = next(iter(of_target.items())), tensors[names[_EMBED]]
     fault = f"shape {list(ours.shape)}, the target's is {list(theirs.shape)}"
     if ours.shape == theirs.shape:
         rows = torch.linspace(0, ours.shape[0] - 1, min(_SAMPLED_ROWS, ours.shape[0])).long().tolist()
-        with safe_open(ours.file, "pt") as a, safe_open(theirs.file, "pt") as b:
-            mine, its = a.get_slice(names[_EMBED]), b.get_slice(other)
-            # Either side may have been rounded to bfloat16 when it was saved.
-            same = all(torch.allclose(mine[r].float(), its[r].float(), rtol=2**-7, atol=1e-6) for r in rows)
+        # Either side may have been rounded to bfloat16 when it was saved.
+        same = torch.allclose(ours.rows(rows), theirs.rows(rows), rtol=2**-7, atol=1e-6)
         if same:
             return
         fault = f"other values than the target's {other}"

@@ -22,6 +22,7 @@ from .errors import Problem, RefusedError
 
 TARGET_FILES = ["config.json"]
 DRAFT_FILES = ["*.json", "*.safetensors"]
+OLDER_DRAFT_FILES = ["*.bin"]  # fetched where there are no safetensors
 _REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -119,6 +120,9 @@ def collect(server_args: Any) -> Collected:
 
     plan = None
     notes: list[str] = []
+    for flag, read in (("--model-path", target_config), ("--speculative-draft-model-path", draft_config)):
+        if read and read.get("quantization_config") and platform_cpu.is_active():
+            problems.append(_quantised(flag, read["quantization_config"]))
     if draft_config and target_config:
         checkpoint.check_positions(
             draft_config,
@@ -175,19 +179,24 @@ def _folder(
         why = "SGLANG_USE_MODELSCOPE is set, and the checks read a local folder or the Hugging Face hub"
         hint = f"download it first and pass {flag} with its folder"
     else:
-        import huggingface_hub  # SGLang requires it
-
         try:
-            return Path(
-                huggingface_hub.snapshot_download(
-                    path, revision=revision, allow_patterns=files, cache_dir=cache
-                )
-            )
+            fetched = _fetch(path, revision, files, cache)
+            if files is DRAFT_FILES and not any(fetched.glob("*.safetensors")):
+                fetched = _fetch(path, revision, [*DRAFT_FILES, *OLDER_DRAFT_FILES], cache)
+            return fetched
         except Exception as error:  # whatever the hub client raises: offline, no such repository, no access
             reason = " ".join(str(error).split()) or type(error).__name__
             why = f"it is no folder here and cannot be fetched: {reason[:300]}"
     problems.append(Problem(flag, shown, "a folder or a repository id", why, hint))
     return None
+
+
+def _fetch(path: str, revision: str | None, files: list[str], cache: str | None) -> Path:
+    import huggingface_hub  # SGLang requires it
+
+    return Path(
+        huggingface_hub.snapshot_download(path, revision=revision, allow_patterns=files, cache_dir=cache)
+    )
 
 
 def _read_config(folder: Path | None, flag: str, problems: list[Problem]) -> dict[str, Any] | None:
@@ -211,6 +220,17 @@ def _read_config(folder: Path | None, flag: str, problems: list[Problem]) -> dic
         )
     )
     return None
+
+
+def _quantised(flag: str, settings: Any) -> Problem:
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    return Problem(
+        f"{flag}, config.json: quantization_config",
+        repr(method),
+        "nothing",
+        "quantised layers need kernels that a CPU build of SGLang does not have",
+        "serve it on a GPU, or pass a checkpoint in bfloat16 or float32",
+    )
 
 
 def _draft_vocab(draft_config: dict[str, Any] | None) -> int | None:

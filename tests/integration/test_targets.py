@@ -117,6 +117,14 @@ def test_more_taps_than_three_and_one_twice(llama: Path, tmp_path: Path) -> None
     assert "captures [resid@0, resid@2, resid@4, resid@5]" in served.log
 
 
+def test_an_older_draft_in_a_pickle(llama: Path, tmp_path: Path) -> None:
+    recipe = draft_recipe(llama)
+    draft = recipe.write(tmp_path / "draft")
+    (draft / "model.safetensors").unlink()
+    torch.save(recipe.tensors, draft / "pytorch_model.bin")
+    assert accept_length(compare(llama, draft, tmp_path, {})) > 1.25
+
+
 def test_tensor_parallel(llama: Path, tmp_path: Path) -> None:
     draft = draft_recipe(llama).write(tmp_path / "draft")
     two = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}

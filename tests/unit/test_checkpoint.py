@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pairs import VOCAB, WIDTH, DraftRecipe, draft_recipe, make_target
-from sglang_eagle3_ext import checkpoint, config, taps
+from sglang_eagle3_ext import checkpoint, config, stored, taps
 from sglang_eagle3_ext.errors import Problem
 
 
@@ -24,7 +24,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(
     recipe: DraftRecipe, folder: Path, target: Path, given: list[str] | None = None, on_cpu: bool = True
 ) -> tuple[list[Problem], list[str]]:
-    draft = recipe.write(folder / "draft")
+    return check_folder(recipe.write(folder / "draft"), recipe.config, target, given, on_cpu)
+
+
+def check_folder(
+    draft: Path,
+    draft_config: dict[str, Any],
+    target: Path,
+    given: list[str] | None = None,
+    on_cpu: bool = True,
+) -> tuple[list[Problem], list[str]]:
     target_config = json.loads((target / "config.json").read_text())
     problems: list[Problem] = []
     notes: list[str] = []
@@ -32,10 +41,10 @@ def check(
     assert described is not None
     sources = dict.fromkeys(config.OPTIONS, "default") | {"taps": "--eagle3x-taps"}
     options = config.Resolved(config.Options(taps=tuple(given or ["embed", "resid@1", "resid@4"])), sources)
-    plan = taps.resolve(options, recipe.config, described, problems, notes)
+    plan = taps.resolve(options, draft_config, described, problems, notes)
     assert plan is not None, problems
-    if checkpoint.check_architecture(draft, recipe.config, on_cpu, problems):
-        checkpoint.check(draft, recipe.config, target, target_config, plan, problems, notes)
+    if checkpoint.check_architecture(draft, draft_config, on_cpu, problems):
+        checkpoint.check(draft, draft_config, target, target_config, plan, problems, notes)
     return problems, notes
 
 
@@ -188,15 +197,43 @@ def test_files_that_cannot_be_read(tmp_path: Path, target: Path) -> None:
     for content, why in ((whole[:-10], "cut off"), (whole[:40], "longer than the file"), (b"", "longer")):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=why):
-            checkpoint.read_headers(file.parent)
+            stored.read_headers(file.parent)
     file.unlink()
-    (file.parent / "pytorch_model.bin").touch()
-    with pytest.raises(ValueError, match=r"no \*.safetensors file in it but pytorch_model.bin"):
-        checkpoint.read_headers(file.parent)
+    (file.parent / "model.gguf").touch()
+    with pytest.raises(ValueError, match=r"no \*.safetensors and no \*.bin file in it but model.gguf"):
+        stored.read_headers(file.parent)
+    pickled = file.with_name("pytorch_model.bin")
+    pickled.touch()
+    with pytest.raises(ValueError, match="^pytorch_model.bin: "):
+        stored.read_headers(file.parent)
+    torch.save({"a": Path("no tensor")}, pickled)
+    with pytest.raises(ValueError, match="^pytorch_model.bin: "):
+        stored.read_headers(file.parent)
+    torch.save([torch.zeros(1)], pickled)
+    with pytest.raises(ValueError, match="not a dictionary of tensors"):
+        stored.read_headers(file.parent)
     save_file({"a": torch.zeros(1)}, file.parent / "1.safetensors")
     save_file({"a": torch.zeros(1)}, file.parent / "2.safetensors")
-    with pytest.raises(ValueError, match=r"a is in 1\.safetensors and in 2\.safetensors"):
-        checkpoint.read_headers(file.parent)
+    with pytest.raises(ValueError, match="a is in 1.safetensors and in 2.safetensors"):
+        stored.read_headers(file.parent)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_an_older_draft_in_a_pickle(archive: bool, tmp_path: Path, target: Path) -> None:
+    recipe = draft_recipe(target)
+    with_embedding = load_file(next(target.glob("*.safetensors")))["model.embed_tokens.weight"]
+    for change, problems in (
+        ({}, 0),
+        ({"embed_tokens.weight": with_embedding}, 0),
+        ({"norm.weight": None}, 1),
+    ):
+        tensors = {k: v for k, v in {**recipe.tensors, **change}.items() if v is not None}
+        folder = tmp_path / "draft"
+        recipe.write(folder)
+        (folder / "model.safetensors").unlink()
+        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=archive)
+        found, _ = check_folder(folder, recipe.config, target)
+        assert len(found) == problems, [p.render() for p in found]
 
 
 @pytest.mark.parametrize(

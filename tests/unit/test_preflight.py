@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +87,7 @@ def test_paths(path: str | None, why: str, folders: dict[str, str]) -> None:
     assert problem.argument == "--speculative-draft-model-path" and why in problem.why
 
 
-def test_repository_ids(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_ids(folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def download(name: str, **how: Any) -> str:
@@ -101,6 +103,15 @@ def test_repository_ids(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
     assert asked == [
         ("org/target", "v2", ["config.json"], "/cache"),
         ("org/draft", None, ["*.json", "*.safetensors"], "/cache"),
+    ]
+    older = dict(folders, speculative_draft_model_path=str(tmp_path))
+    monkeypatch.setitem(folders, "speculative_draft_model_path", older["speculative_draft_model_path"])
+    asked.clear()
+    with pytest.raises(RefusedError):
+        preflight.preflight(launch(by_name))
+    assert [patterns for _, _, patterns, _ in asked][1:] == [
+        ["*.json", "*.safetensors"],
+        ["*.json", "*.safetensors", "*.bin"],
     ]
     with pytest.raises(RefusedError, match="cannot be fetched: no such repository"):
         preflight.preflight(launch({**by_name, "speculative_draft_model_path": "nobody/nothing"}))
@@ -120,3 +131,19 @@ def test_a_target_for_a_draft(folders: dict[str, str]) -> None:
     """The architecture is named first; what else is wrong with such a draft would only distract."""
     swapped = {**folders, "speculative_draft_model_path": folders["model_path"]}
     assert refusals(launch(swapped)) == ["--speculative-draft-model-path, config.json: architectures"]
+
+
+def test_quantised_checkpoints(folders: dict[str, str], tmp_path: Path) -> None:
+    for name, flag in (
+        ("model_path", "--model-path"),
+        ("speculative_draft_model_path", "--speculative-draft"),
+    ):
+        source = Path(folders[name])
+        settings = json.loads((source / "config.json").read_text()) | {
+            "quantization_config": {"quant_method": "fp8"}
+        }
+        copy = tmp_path / name
+        shutil.copytree(source, copy)
+        (copy / "config.json").write_text(json.dumps(settings))
+        (argument,) = refusals(launch({**folders, name: str(copy)}))
+        assert argument.startswith(flag) and argument.endswith("quantization_config")
