@@ -1,6 +1,6 @@
 """What one stage hands to the next: ``taps -> draft -> tree -> verify -> accept -> taps``.
 
-B requests, k = topk, D = steps, N = draft tokens (verify nodes, root included), S = D + 1,
+B requests, k = topk, D = steps, N = draft tokens (verify nodes, root included), S = min(D + 1, N),
 U = captured planes, T = target width, H = draft width.
 """
 
@@ -25,8 +25,8 @@ class DraftShape:
 
     @property
     def width(self) -> int:
-        """S: the longest accepted path, root included."""
-        return self.steps + 1
+        """S: the longest accepted path, root included; a tree may have fewer nodes than steps."""
+        return min(self.steps + 1, self.draft_tokens)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ def shape(steps: int, topk: int) -> dict[str, Any]:
 
 
 SHAPES = {f"steps{s}-topk{k}": shape(s, k) for k, s in itertools.product((1, 2, 4, 8), range(1, 8))}
+# Fewer nodes than steps.
+SHAPES["steps7-topk4-two"] = {**shape(7, 4), "speculative_num_draft_tokens": 2}
 SHAPES |= {f"steps{s}-page16": {**shape(s, 1), "page_size": 16} for s in (1, 5)}
 
 
