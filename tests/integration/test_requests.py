@@ -30,7 +30,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "presence_penalty": ({"presence_penalty": 0.5}, {}),
     "repetition_penalty": ({"repetition_penalty": 1.1}, {}),
     "sampling_seed (seed)": ({"sampling_seed": 4, "temperature": 1.0}, {}),
-    "return_hidden_states": ({}, {"return_hidden_states": True}),
     "return_logprob (logprobs)": ({}, {"return_logprob": True}),
 }
 SETTINGS = {"chain": shape(3, 1), "tree": shape(3, 4)}
