@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from pairs import Pair, draft_recipe, make_target
-from serve import Served, generate, run_engine
+from serve import Served, generate, run_both
 from test_lossless import accept_length, prompt, shape
 
 pytestmark = pytest.mark.engine
@@ -56,16 +55,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def reference(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    engine = {
-        "model_path": pair.target,
-        "skip_tokenizer_init": True,
-        "max_total_tokens": 6000,
-        "max_running_requests": 64,
-        "random_seed": 1,
-    }
-    steps = [mixed(), *(draws(law) for law in LAWS.values()), draws(OTHER)]
-    return run_engine(engine, steps, str(tmp_path_factory.mktemp("reference") / "out"))
+def answers(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    """Of an engine without a draft, and of one for each setting."""
+    folder = tmp_path_factory.mktemp("answers")
+    common = {"skip_tokenizer_init": True, "max_total_tokens": 6000, "max_running_requests": 64}
+    laws = [draws(law) for law in LAWS.values()]
+    refusals = [
+        {"do": "refused", "arguments": generate(prompt(6, 1), sampling, **more)["arguments"]}
+        for sampling, more in REFUSED.values()
+    ]
+    alone = {"model_path": pair.target, "random_seed": 1, **common}
+    jobs = [(alone, [mixed(), *laws, draws(OTHER)], str(folder / "reference"))]
+    for name, settings in SETTINGS.items():
+        engine = pair.arguments(random_seed=2, **common, **settings)
+        jobs.append((engine, [mixed(), *laws, *refusals, mixed()], str(folder / name)))
+    return dict(zip(["reference", *SETTINGS], run_both(*jobs), strict=True))
 
 
 def same_law(a: list[list[int]], b: list[list[int]], at: slice) -> float:
@@ -78,14 +82,8 @@ def same_law(a: list[list[int]], b: list[list[int]], at: slice) -> float:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_laws_and_refusals(name: str, pair: Pair, reference: Served, tmp_path: Path) -> None:
-    refusals = [
-        {"do": "refused", "arguments": generate(prompt(6, 1), sampling, **more)["arguments"]}
-        for sampling, more in REFUSED.values()
-    ]
-    engine = pair.arguments(max_total_tokens=6000, max_running_requests=64, random_seed=2, **SETTINGS[name])
-    steps = [mixed(), *(draws(law) for law in LAWS.values()), *refusals, mixed()]
-    served = run_engine(engine, steps, str(tmp_path / "out"))
+def test_laws_and_refusals(name: str, answers: dict[str, Served]) -> None:
+    reference, served = answers["reference"], answers[name]
 
     def ids(of: Served, step: int) -> list[list[int]]:
         return [a["output_ids"] for a in of.answers[step]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pairs import TARGETS, Pair, draft_recipe, make_target
-from serve import Served, generate, run_engine
+from serve import Served, generate, run_both
 from test_lossless import accept_length, assert_same, prompt, shape
 
 pytestmark = pytest.mark.engine
@@ -23,9 +23,11 @@ original = taps.check_planes
 def check_planes(plan, hidden, tokens):
     import torch
     original(plan, hidden, tokens)
-    torch.save(hidden, os.environ["SPY"])
+    from sglang.srt.runtime_context import get_spec
+    torch.save(hidden, os.path.join(os.environ["SPY"], f"planes-{get_spec().speculative_eagle_topk}"))
 taps.check_planes = check_planes
 """
+SETTINGS = {"chain": shape(4, 1), "tree": shape(3, 4)}
 TAPS = ["resid@3", "embed", "out@4"]  # not in the order of the layers
 
 
@@ -50,26 +52,31 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def reference(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    engine = {"model_path": pair.target, "skip_tokenizer_init": True, "max_total_tokens": 4000}
-    return run_engine(engine, workload(), str(tmp_path_factory.mktemp("reference") / "out"))
+def answers(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of an engine without a draft, and of one for each setting; the latter leave the planes they saw."""
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / "sitecustomize.py").write_text(SPY)
+    alone = {"model_path": pair.target, "skip_tokenizer_init": True, "max_total_tokens": 4000}
+    engines = {"reference": alone}
+    engines |= {n: pair.arguments(max_total_tokens=4000, **s) for n, s in SETTINGS.items()}
+    served = run_both(
+        *((engine, workload(), str(folder / name)) for name, engine in engines.items()),
+        PYTHONPATH=str(folder),
+        SPY=str(folder),
+    )
+    return dict(zip(engines, served, strict=True)) | {"folder": folder}
 
 
-@pytest.mark.parametrize("settings", [shape(4, 1), shape(3, 4)], ids=["chain", "tree"])
-def test_output_and_planes(settings: dict[str, Any], pair: Pair, reference: Served, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPY)
-    arguments = pair.arguments(max_total_tokens=4000, **settings)
-    spied = {"PYTHONPATH": str(tmp_path), "SPY": str(tmp_path / "planes")}
-    served = run_engine(arguments, workload(), str(tmp_path / "out"), **spied)
-    assert_same(reference, served)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_output_and_planes(name: str, pair: Pair, answers: dict[str, Any]) -> None:
+    served = answers[name]
+    assert_same(answers["reference"], served)
     assert accept_length(served) > 1.25
 
     architecture = json.loads((Path(pair.target) / "config.json").read_text())["architectures"][0]
-    assert (
-        f"draft reads [resid@3, embed, resid@5], {architecture} captures [resid@0, resid@3, resid@5]"
-        in served.log
-    )
-    planes = torch.load(tmp_path / "planes")
+    installed = f"draft reads [resid@3, embed, resid@5], {architecture} captures [resid@0, resid@3, resid@5]"
+    assert installed in served.log
+    planes = torch.load(answers["folder"] / f"planes-{SETTINGS[name]['speculative_eagle_topk']}")
     expected = hidden_states(pair.target, architecture, prompt(11, 3), (0, 3, 5))
     torch.testing.assert_close(planes, expected, rtol=2e-3, atol=2e-3)
 
@@ -94,9 +101,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(target: Path, draft: Path, tmp_path: Path, more: dict[str, Any], **environment: str) -> Served:
     pair = Pair(str(target), str(draft))
     plain = {"model_path": pair.target, "skip_tokenizer_init": True, "max_total_tokens": 4000, **more}
-    want = run_engine(plain, workload(), str(tmp_path / "want"), **environment)
     arguments = pair.arguments(**{"max_total_tokens": 4000, **shape(3, 2), **more})
-    got = run_engine(arguments, workload(), str(tmp_path / "got"), **environment)
+    want, got = run_both(
+        (plain, workload(), str(tmp_path / "want")),
+        (arguments, workload(), str(tmp_path / "got")),
+        **environment,
+    )
     assert_same(want, got)
     return got
 
