@@ -22,3 +22,7 @@ if [ $# = 0 ]; then
     run .venv/bin/python -m mypy
 fi
 run .venv/bin/python -m pytest "$@"
+if [ $# = 0 ]; then
+    # The same tests on the Triton kernels: interpreted, which Triton decides once per process.
+    run env TRITON_INTERPRET=1 .venv/bin/python -m pytest -m twin tests/kernels
+fi

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from .greedy import verify_greedy
 from .rows import row_argmax, row_topk
 from .select import Candidates, select_first, select_next, select_nodes
 from .slots import cache_slots, write_slots
@@ -25,6 +26,7 @@ __all__ = [
     "select_first",
     "select_next",
     "select_nodes",
+    "verify_greedy",
     "verify_walk",
     "warm_up",
     "write_slots",
@@ -53,4 +55,7 @@ def warm_up() -> None:
             cache_slots(table, requests, lens, 2)
             for slots in (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)):
                 write_slots(table, requests, lens, lens + 2, slots)
-    verify_walk(tree.tokens, tree.next_token, tree.next_sibling, torch.zeros_like(tree.tokens), 2)
+    links = (tree.tokens, tree.next_token, tree.next_sibling)
+    for dtype in (torch.float32, torch.bfloat16):
+        verify_greedy(*links, torch.zeros(tree.tokens.numel(), 4, dtype=dtype), 2)
+    verify_walk(*links, torch.zeros_like(tree.tokens), 2)

@@ -21,33 +21,52 @@ def _float32(logits: torch.Tensor) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def _argmax(logits: np.ndarray, out: np.ndarray) -> None:
-    for r in range(logits.shape[0]):
-        best = -np.inf
-        where = 0
-        found = False
-        for v in range(logits.shape[1]):
-            x = logits[r, v]
-            if x > best or (not found and x == best):
-                best, where, found = x, v, True
-        out[r] = where
+def argmax_float(row: np.ndarray) -> int:
+    """Argmax of one row of float32."""
+    best = -np.inf
+    where = 0
+    found = False
+    for v in range(row.shape[0]):
+        x = row[v]
+        if x > best or (not found and x == best):
+            best, where, found = x, v, True
+    return where
 
 
 @numba.njit(cache=True, nogil=True)
-def _argmax_bits(bits: np.ndarray, out: np.ndarray) -> None:
-    """Argmax of bfloat16 rows on their raw bits: sign-magnitude to an ordered integer."""
-    for r in range(bits.shape[0]):
-        best = np.int32(-40000)
-        where = 0
-        for v in range(bits.shape[1]):
-            b = np.int32(bits[r, v])
-            magnitude = b & 0x7FFF
-            if magnitude > 0x7F80:
-                continue  # NaN
-            ordered = magnitude if b >= 0 else -magnitude
-            if ordered > best:
-                best, where = ordered, v
-        out[r] = where
+def argmax_bits(row: np.ndarray, nan_above: int) -> int:
+    """Argmax of one row of 16-bit floats on their raw bits: sign-magnitude to an ordered integer.
+
+    ``nan_above`` is the bit pattern of infinity: a larger magnitude is NaN.
+    """
+    best = np.int32(-40000)
+    where = 0
+    for v in range(row.shape[0]):
+        b = np.int32(row[v])
+        magnitude = b & 0x7FFF
+        if magnitude > nan_above:
+            continue
+        ordered = magnitude if b >= 0 else -magnitude
+        if ordered > best:
+            best, where = ordered, v
+    return where
+
+
+@numba.njit(cache=True, nogil=True)
+def _argmax(logits: np.ndarray, nan_above: int, out: np.ndarray) -> None:
+    for r in range(logits.shape[0]):
+        out[r] = argmax_bits(logits[r], nan_above) if nan_above > 0 else argmax_float(logits[r])
+
+
+def raw_rows(logits: torch.Tensor) -> tuple[np.ndarray, int]:
+    """What the argmax reads without a conversion: float32, or the bits of a 16-bit float.
+
+    Returns:
+        (rows, bit pattern of infinity of a 16-bit float; 0 says that rows are float32)
+    """
+    if logits.dtype == torch.float32:
+        return logits.numpy(), 0
+    return logits.view(torch.int16).numpy(), 0x7F80 if logits.dtype == torch.bfloat16 else 0x7C00
 
 
 @numba.njit(cache=True, nogil=True)
@@ -115,10 +134,7 @@ def row_argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.shape[1] == 0:
         raise ValueError(f"logits: given shape {tuple(logits.shape)}, allowed (any, 1 and above)")
     out = torch.empty(logits.shape[0], dtype=torch.int64)
-    if logits.dtype == torch.bfloat16:
-        _argmax_bits(logits.view(torch.int16).numpy(), out.numpy())
-    else:
-        _argmax(_float32(logits), out.numpy())
+    _argmax(*raw_rows(logits), out.numpy())
     return out
 
 

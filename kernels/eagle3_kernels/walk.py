@@ -60,6 +60,27 @@ def _walk(
         lens[b] = count
 
 
+@numba.njit(cache=True, nogil=True)
+def _first_bad_link(links: np.ndarray) -> int:
+    """Position of the first link that neither ascends nor is -1; -1 where all are right."""
+    nodes = links.shape[1]
+    for b in range(links.shape[0]):
+        for i in range(nodes):
+            if links[b, i] != -1 and not i < links[b, i] < nodes:
+                return b * nodes + i
+    return -1
+
+
+def check_links(next_token: torch.Tensor, next_sibling: torch.Tensor) -> None:
+    """Refuse links that leave the tree or could make a walk run for ever; [B, N] int64, on the CPU."""
+    for name, links in (("next_token", next_token), ("next_sibling", next_sibling)):
+        at = _first_bad_link(links.numpy())
+        if at >= 0:
+            b, i = divmod(at, links.shape[1])
+            allowed = f"-1 or {i + 1} to {links.shape[1] - 1}" if i + 1 < links.shape[1] else "-1"
+            raise ValueError(f"{name}: given {int(links[b, i])} at [{b}, {i}], allowed {allowed}")
+
+
 def verify_walk(
     tokens: torch.Tensor,
     next_token: torch.Tensor,
@@ -70,7 +91,8 @@ def verify_walk(
     """Follow, from the root, the child that carries the target's token, until there is none.
 
     Args:
-        tokens, next_token, next_sibling: [B, N] int64, as in :class:`eagle3_kernels.TreeBuffers`.
+        tokens, next_token, next_sibling: [B, N] int64, as in :class:`eagle3_kernels.TreeBuffers`; links
+            ascend (a child and a next sibling have larger numbers) and end with -1.
         target_predict: [B, N] int64, the target's token after each node.
         width: S, 1 to N; the path is never longer.
 
@@ -90,6 +112,7 @@ def verify_walk(
     expect("target_predict", target_predict, dtypes=ints, shape=shape)
     if not 1 <= width <= shape[1]:
         raise ValueError(f"width: given {width}, allowed 1 to {shape[1]}")
+    check_links(next_token, next_sibling)
     index = torch.empty(shape[0], width, dtype=torch.int32)
     lens = torch.empty(shape[0], dtype=torch.int32)
     predict = torch.empty(shape, dtype=torch.int32)

@@ -48,7 +48,9 @@ def poisoned_outputs(monkeypatch: pytest.MonkeyPatch, which: int) -> Iterator[li
     """Inside, ``torch.empty`` gives guarded memory full of poison; the list says what was asked for."""
     made: list[Guarded] = []
 
-    def empty(*shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(
+        *shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32, device: object = "cpu"
+    ) -> torch.Tensor:
         flat = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         made.append(Guarded(flat, dtype, POISON[dtype][which]))  # type: ignore[arg-type]
         return made[-1].tensor

@@ -75,6 +75,17 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], dict[str,
         },
         {"tokens": (), "next_token": (0, 1), "next_sibling": (0, 1), "target_predict": (0, 1)},
     ),
+    "verify_greedy": (
+        k.verify_greedy,
+        lambda: {
+            "tokens": ints(2, 3),
+            "next_token": ints(2, 3) - 1,
+            "next_sibling": ints(2, 3) - 1,
+            "logits": torch.zeros(6, 5),
+            "width": 2,
+        },
+        {"tokens": (), "next_token": (0, 1), "next_sibling": (0, 1), "logits": (0,)},
+    ),
     "cache_slots": (
         k.cache_slots,
         lambda: {"req_to_token": table(), "requests": ints(2), "start": ints(2), "width": 3},
@@ -134,6 +145,7 @@ def test_tensors(name: str, argument: str) -> None:
         ("select_nodes", "count", (0, -1, 11)),
         ("build_tree", "topk", (0, -2)),
         ("verify_walk", "width", (0, -1, 4)),
+        ("verify_greedy", "width", (0, -1, 4)),
         ("cache_slots", "width", (-1,)),
     ],
 )
@@ -153,6 +165,14 @@ def test_k_has_a_limit_of_its_own() -> None:
 def test_a_row_without_entries_has_no_best_one() -> None:
     with pytest.raises(ValueError, match="^logits: given shape"):
         k.row_argmax(torch.zeros(2, 0))
+    with pytest.raises(ValueError, match="^logits: given shape"):
+        k.verify_greedy(ints(2, 1), ints(2, 1) - 1, ints(2, 1) - 1, torch.zeros(2, 0), 1)
+
+
+def test_rows_that_overlap() -> None:
+    overlapping = torch.zeros(9).as_strided((2, 5), (3, 1))
+    with pytest.raises(ValueError, match="^logits: given strides"):
+        k.verify_greedy(ints(2, 1), ints(2, 1) - 1, ints(2, 1) - 1, overlapping, 1)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,10 @@ for steps in (1, 4):
         tree = k.build_tree(zeros, ids, tokens, candidates.parents, seq_lens, 4)
         chain = k.build_chain(zeros, tokens, seq_lens)
         for t in (tree, chain):
-            k.verify_walk(t.tokens, t.next_token, t.next_sibling, t.tokens, steps + 1)
+            links = (t.tokens, t.next_token, t.next_sibling)
+            k.verify_walk(*links, t.tokens, steps + 1)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                k.verify_greedy(*links, torch.randn(t.tokens.numel(), 9).to(dtype), steps + 1)
 table = torch.zeros(5, 40, dtype=torch.int32)
 for rows in lens:
     for start in lens.values():

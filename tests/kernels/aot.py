@@ -1,0 +1,132 @@
+"""Compiles the Triton kernels for GPUs that are not here, and reads what each costs there.
+
+python tests/kernels/aot.py            print registers, spills and shared memory
+python tests/kernels/aot.py --write    and store them as the budgets of test_aot.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from eagle3_kernels import greedy_triton
+
+BUDGETS = Path(__file__).with_name("aot_budgets.json")
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+NVIDIA_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One specialisation, as the launcher asks for it.
+
+    Attributes:
+        types: of each parameter that is not constexpr, in Triton's notation.
+        unaligned: parameters without the promise of a multiple of 16; pointers and the sizes that
+            Triton specialises have it otherwise.
+    """
+
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, int]
+    num_warps: int
+    unaligned: tuple[str, ...] = ()
+
+    def source(self) -> ASTSource:
+        """What the compiler takes."""
+        parameters = self.kernel.params
+        names = [p.name for p in parameters]
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, p in enumerate(parameters)
+            if p.name in self.types and not p.do_not_specialize and p.name not in self.unaligned
+        }
+        return ASTSource(
+            self.kernel,
+            {n: self.types.get(n, "constexpr") for n in names},
+            {(names.index(n),): v for n, v in self.constants.items()},
+            aligned,
+        )
+
+
+def _tile_best(dtype: str, unaligned: tuple[str, ...] = ()) -> Case:
+    types = {"p_key": "*i32", "p_id": "*i32", "p_logits": f"*{dtype}"}
+    types |= dict.fromkeys(("stride", "vocab", "tiles"), "i32")
+    constants = {"TILE": greedy_triton.TILE}
+    return Case(greedy_triton._tile_best, types, constants, 8, unaligned)
+
+
+def _greedy_walk(nodes: int, width: int) -> Case:
+    types = dict.fromkeys(("p_index", "p_lens", "p_predict", "p_key", "p_id"), "*i32")
+    types |= dict.fromkeys(("p_tokens", "p_child", "p_sibling"), "*i64")
+    types |= dict.fromkeys(("tiles", "nodes", "width"), "i32")
+    constants = {"NODES": nodes, "WIDTH": width, "CHUNK": greedy_triton.CHUNK}
+    return Case(greedy_triton._walk, types, constants, 1)
+
+
+CASES = {
+    "greedy._tile_best bfloat16": _tile_best("bf16"),
+    "greedy._tile_best float16": _tile_best("fp16"),
+    "greedy._tile_best float32": _tile_best("fp32"),
+    "greedy._tile_best bfloat16, odd stride": _tile_best("bf16", ("p_logits", "stride")),
+    "greedy._walk N=1": _greedy_walk(1, 1),
+    "greedy._walk N=16": _greedy_walk(16, 8),
+    "greedy._walk N=64": _greedy_walk(64, 16),
+    "greedy._walk N=1024": _greedy_walk(1024, 32),
+}
+
+
+def compile_case(case: Case, target: GPUTarget) -> Any:
+    """Triton's compiled kernel."""
+    return triton.compile(case.source(), target=target, options={"num_warps": case.num_warps})
+
+
+def resources(compiled: Any, target: GPUTarget) -> dict[str, int]:
+    """Registers per thread, spilled bytes and shared memory in bytes."""
+    if target.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        found = {n: int(re.search(rf"\.{n}:\s+(\d+)", text)[1]) for n in ("vgpr_count", "vgpr_spill_count")}
+        registers, spills = found["vgpr_count"], 4 * found["vgpr_spill_count"]
+    else:
+        tool = NVIDIA_TOOLS / ("ptxas-blackwell" if target.arch >= 100 else "ptxas")
+        ptx = compiled.asm["ptx"]
+        arch = re.search(r"^\.target (\S+?)(,|$)", ptx, re.M)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.ptx")
+            source.write_text(ptx)
+            command = [str(tool), "-v", f"--gpu-name={arch}", str(source), "-o", f"{folder}/kernel.cubin"]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        registers = int(re.search(r"Used (\d+) registers", said)[1])
+        spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", said))
+    return {"registers": registers, "spill_bytes": spills, "shared_bytes": compiled.metadata.shared}
+
+
+def main() -> None:
+    """Print the table; store it with --write."""
+    table: dict[str, dict[str, dict[str, int]]] = {}
+    for name, case in CASES.items():
+        table[name] = {}
+        for label, target in TARGETS.items():
+            table[name][label] = resources(compile_case(case, target), target)
+            print(f"{name:44} {label:7} {table[name][label]}", flush=True)
+    if "--write" in sys.argv[1:]:
+        BUDGETS.write_text(json.dumps({"triton": triton.__version__, "kernels": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
