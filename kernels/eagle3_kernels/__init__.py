@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from .coins import seeded_coins
 from .greedy import verify_greedy
 from .rows import row_argmax, row_topk
+from .sample import verify_sample
 from .select import Candidates, select_first, select_next, select_nodes
 from .slots import cache_slots, write_slots
 from .tree import TreeBuffers, build_chain, build_tree
@@ -23,10 +25,12 @@ __all__ = [
     "cache_slots",
     "row_argmax",
     "row_topk",
+    "seeded_coins",
     "select_first",
     "select_next",
     "select_nodes",
     "verify_greedy",
+    "verify_sample",
     "verify_walk",
     "warm_up",
     "write_slots",
@@ -57,5 +61,9 @@ def warm_up() -> None:
                 write_slots(table, requests, lens, lens + 2, slots)
     links = (tree.tokens, tree.next_token, tree.next_sibling)
     for dtype in (torch.float32, torch.bfloat16):
-        verify_greedy(*links, torch.zeros(tree.tokens.numel(), 4, dtype=dtype), 2)
+        logits = torch.zeros(tree.tokens.numel(), 4, dtype=dtype)
+        verify_greedy(*links, logits, 2)
+        one = torch.ones(1)
+        coins = torch.zeros(tree.tokens.shape, dtype=torch.float64)
+        verify_sample(*links, logits, 2, temperature=one, top_k=one.int(), top_p=one, min_p=one, coins=coins)
     verify_walk(*links, torch.zeros_like(tree.tokens), 2)

@@ -69,9 +69,9 @@ def _tile_best(
 
 @triton.jit
 def best_of_row(p_key, p_id, at, tiles, CHUNK: tl.constexpr):
-    """Id of a row's largest entry from its tiles, which start at element ``at``; ties to the lowest id."""
-    best = NOTHING
-    winner = 0
+    """Key and id of a row's largest entry, from its tiles at element ``at``; ties to the lowest id."""
+    best = tl.full([], NOTHING, tl.int32)
+    winner = tl.full([], 0, tl.int32)
     for start in range(0, tiles, CHUNK):
         o_tile = start + tl.arange(0, CHUNK)
         b_key = tl.load(p_key + at + o_tile, mask=o_tile < tiles, other=NOTHING)
@@ -81,7 +81,7 @@ def best_of_row(p_key, p_id, at, tiles, CHUNK: tl.constexpr):
         # Strictly: of equal tiles the earlier chunk has the lower ids.
         winner = tl.where(top > best, first, winner)
         best = tl.maximum(best, top)
-    return winner
+    return best, winner
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def _walk(
     node = tl.full([], 0, tl.int64)
     count = tl.full([], 0, tl.int32)
     while node >= 0:
-        winner = best_of_row(p_key, p_id, (base + node) * tiles, tiles, CHUNK)
+        _, winner = best_of_row(p_key, p_id, (base + node) * tiles, tiles, CHUNK)
         b_index = tl.where(o_step == count, (base + node).to(tl.int32), b_index)
         b_predict = tl.where(o_node == count, winner, b_predict)
         count += 1

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from eagle3_kernels import greedy_triton
+from eagle3_kernels import greedy_triton, sample_triton
 
 BUDGETS = Path(__file__).with_name("aot_budgets.json")
 TARGETS = {
@@ -46,6 +46,7 @@ class Case:
     constants: dict[str, int]
     num_warps: int
     unaligned: tuple[str, ...] = ()
+    max_registers: int | None = None  # NVIDIA alone has the option
 
     def source(self) -> ASTSource:
         """What the compiler takes."""
@@ -79,6 +80,30 @@ def _greedy_walk(nodes: int, width: int) -> Case:
     return Case(greedy_triton._walk, types, constants, 1)
 
 
+def _tile_sums(dtype: str, unaligned: tuple[str, ...] = ()) -> Case:
+    types = {
+        "p_key": "*i32",
+        "p_id": "*i32",
+        "p_sum": "*fp32",
+        "p_logits": f"*{dtype}",
+        "p_temperature": "*fp32",
+    }
+    types |= dict.fromkeys(("stride", "vocab", "tiles", "nodes"), "i32")
+    return Case(sample_triton._tile_sums, types, {"TILE": sample_triton.TILE}, 4, unaligned)
+
+
+def _sample_walk(dtype: str, nodes: int, width: int, sequential: bool) -> Case:
+    spare = {"fp32": 0, "fp16": 13, "bf16": 16}[dtype]
+    types = dict.fromkeys(("p_index", "p_lens", "p_predict", "p_key", "p_id", "p_top_k"), "*i32")
+    types |= dict.fromkeys(("p_tokens", "p_child", "p_sibling"), "*i64")
+    types |= dict.fromkeys(("p_sum", "p_temperature", "p_top_p", "p_min_p"), "*fp32")
+    types |= {"p_logits": f"*{dtype}", "p_coins": "*fp64"}
+    types |= dict.fromkeys(("stride", "vocab", "tiles", "nodes", "width"), "i32")
+    constants = {"SEQUENTIAL": sequential, "SPARE": spare, "NODES": nodes, "WIDTH": width}
+    constants |= {"TILE": sample_triton.TILE, "CHUNK": sample_triton.CHUNK}
+    return Case(sample_triton._walk, types, constants, 4, max_registers=sample_triton.MAX_REGISTERS)
+
+
 CASES = {
     "greedy._tile_best bfloat16": _tile_best("bf16"),
     "greedy._tile_best float16": _tile_best("fp16"),
@@ -88,12 +113,25 @@ CASES = {
     "greedy._walk N=16": _greedy_walk(16, 8),
     "greedy._walk N=64": _greedy_walk(64, 16),
     "greedy._walk N=1024": _greedy_walk(1024, 32),
+    "sample._tile_sums bfloat16": _tile_sums("bf16"),
+    "sample._tile_sums float16": _tile_sums("fp16"),
+    "sample._tile_sums float32": _tile_sums("fp32"),
+    "sample._tile_sums bfloat16, odd stride": _tile_sums("bf16", ("p_logits", "stride")),
+    "sample._walk bfloat16 N=16 joint": _sample_walk("bf16", 16, 8, False),
+    "sample._walk bfloat16 N=16 sequential": _sample_walk("bf16", 16, 8, True),
+    "sample._walk float16 N=16 joint": _sample_walk("fp16", 16, 8, False),
+    "sample._walk float32 N=16 joint": _sample_walk("fp32", 16, 8, False),
+    "sample._walk float32 N=64 sequential": _sample_walk("fp32", 64, 16, True),
+    "sample._walk bfloat16 N=1024 joint": _sample_walk("bf16", 1024, 32, False),
 }
 
 
 def compile_case(case: Case, target: GPUTarget) -> Any:
     """Triton's compiled kernel."""
-    return triton.compile(case.source(), target=target, options={"num_warps": case.num_warps})
+    options = {"num_warps": case.num_warps}
+    if case.max_registers and target.backend == "cuda":
+        options["maxnreg"] = case.max_registers
+    return triton.compile(case.source(), target=target, options=options)
 
 
 def resources(compiled: Any, target: GPUTarget) -> dict[str, int]:

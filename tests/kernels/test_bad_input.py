@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -86,6 +87,34 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], dict[str,
         },
         {"tokens": (), "next_token": (0, 1), "next_sibling": (0, 1), "logits": (0,)},
     ),
+    "verify_sample": (
+        k.verify_sample,
+        lambda: {
+            "tokens": ints(2, 3),
+            "next_token": ints(2, 3) - 1,
+            "next_sibling": ints(2, 3) - 1,
+            "logits": torch.zeros(6, 5),
+            "width": 2,
+            "temperature": torch.ones(2),
+            "top_k": torch.ones(2, dtype=torch.int32),
+            "top_p": torch.ones(2),
+            "min_p": torch.zeros(2),
+            "coins": torch.zeros(2, 3, dtype=torch.float64),
+        },
+        {
+            "tokens": (),
+            "next_token": (0, 1),
+            "next_sibling": (0, 1),
+            "logits": (0,),
+            **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), (0,)),
+            "coins": (0, 1),
+        },
+    ),
+    "seeded_coins": (
+        k.seeded_coins,
+        lambda: {"seeds": ints(2), "positions": ints(2, 3)},
+        {"seeds": (), "positions": (0,)},
+    ),
     "cache_slots": (
         k.cache_slots,
         lambda: {"req_to_token": table(), "requests": ints(2), "start": ints(2), "width": 3},
@@ -108,7 +137,8 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], dict[str,
 def variants(good: torch.Tensor, fixed: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     """(what is said about it, tensor with one thing wrong)"""
     for dtype in (torch.float64, torch.complex64, torch.uint8, torch.bool):
-        yield "dtype", good.to(dtype)
+        if good.dtype != dtype:
+            yield "dtype", good.to(dtype)
     yield "shape", good.unsqueeze(0)
     yield "shape", good.reshape(-1)[0]
     for dim in fixed:
@@ -146,6 +176,7 @@ def test_tensors(name: str, argument: str) -> None:
         ("build_tree", "topk", (0, -2)),
         ("verify_walk", "width", (0, -1, 4)),
         ("verify_greedy", "width", (0, -1, 4)),
+        ("verify_sample", "width", (0, -1, 4)),
         ("cache_slots", "width", (-1,)),
     ],
 )
@@ -154,6 +185,31 @@ def test_numbers(name: str, argument: str, wrong: tuple[int, ...]) -> None:
     for value in wrong:
         with pytest.raises(ValueError, match=f"^{argument}: given {value}, allowed "):
             op(**{**make(), argument: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("temperature", (-1.0, math.inf, math.nan)),
+        ("top_k", (0, -1)),
+        ("top_p", (0.0, 1.01, -0.5, math.nan)),
+        ("min_p", (-0.1, 1.5, math.nan)),
+        ("coins", (1.0, -1e-9, math.nan)),
+    ],
+)
+def test_sampling_parameters(name: str, wrong: tuple[float, ...]) -> None:
+    op, make, _ = OPS["verify_sample"]
+    for value in wrong:
+        given = make()[name].clone()
+        given.view(-1)[-1] = value
+        with pytest.raises(ValueError, match=f"^{name}: given {given.view(-1)[-1].item()}, allowed "):
+            op(**{**make(), name: given})
+
+
+def test_an_order_that_does_not_exist() -> None:
+    op, make, _ = OPS["verify_sample"]
+    with pytest.raises(ValueError, match="^order: given 'both', allowed 'joint' or 'sequential'"):
+        op(**make(), order="both")
 
 
 def test_k_has_a_limit_of_its_own() -> None:

@@ -77,7 +77,7 @@ def compiled() -> dict[str, int]:
     Their names begin with an underscore; the others, and ``select._best``, are compiled into them.
     """
     found = {}
-    for name in ("greedy", "rows", "select", "slots", "tree", "walk"):
+    for name in ("greedy", "rows", "sample", "select", "slots", "tree", "walk"):
         module: ModuleType = importlib.import_module(f"eagle3_kernels.{name}")
         for attribute, value in vars(module).items():
             if attribute.startswith("_") and hasattr(value, "nopython_signatures"):
@@ -125,7 +125,7 @@ def test_nothing_compiles_after_the_warm_up() -> None:
 
 def test_every_op_has_a_reference_of_the_same_signature() -> None:
     checked = 0
-    for name in ("greedy", "rows", "select", "slots", "tree", "walk"):
+    for name in ("greedy", "rows", "sample", "select", "slots", "tree", "walk"):
         module = importlib.import_module(f"eagle3_kernels.{name}")
         reference = importlib.import_module(f"eagle3_kernels.{name}_ref")
         for op in eagle3_kernels.__all__:
@@ -134,4 +134,4 @@ def test_every_op_has_a_reference_of_the_same_signature() -> None:
                 continue
             assert inspect.signature(function) == inspect.signature(vars(reference)[op]), op
             checked += 1
-    assert checked >= 10
+    assert checked >= 11

@@ -19,7 +19,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def implementations() -> SimpleNamespace:
     """The ops under test, by name."""
     if not INTERPRETED:
-        return SimpleNamespace(verify_greedy=eagle3_kernels.verify_greedy)
-    from eagle3_kernels import greedy_triton
+        return SimpleNamespace(
+            verify_greedy=eagle3_kernels.verify_greedy, verify_sample=eagle3_kernels.verify_sample
+        )
+    from eagle3_kernels import greedy_triton, sample_triton
 
-    return SimpleNamespace(verify_greedy=greedy_triton.verify_greedy)
+    return SimpleNamespace(
+        verify_greedy=greedy_triton.verify_greedy, verify_sample=sample_triton.verify_sample
+    )
