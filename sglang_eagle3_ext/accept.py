@@ -1,4 +1,4 @@
-"""Accept stage: walk the tree along the target's tokens, keep that path, drop the rest."""
+"""Accept stage: keep the KV of the walked path, drop the rest."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import torch
 
 import eagle3_kernels as kernels
 
-from .records import Acceptance, DraftShape, DraftTree, Verified
+from .records import Acceptance, DraftShape, Verified
 
 
-def run(batch: Any, tree: DraftTree, verified: Verified, shape: DraftShape) -> Acceptance:
+def run(batch: Any, verified: Verified, shape: DraftShape) -> Acceptance:
     """The accepted path of every request; moves its KV to the front where a tree scattered it."""
-    nodes = tree.nodes
-    walk = kernels.verify_walk(
-        nodes.tokens, nodes.next_token, nodes.next_sibling, verified.target_predict, shape.width
-    )
+    walk = verified.walk
     if shape.topk > 1:
-        _move_kv(batch, walk, nodes.tokens.shape[1])
+        _move_kv(batch, walk, shape.draft_tokens)
     last = (walk.accept_lens.long() - 1).unsqueeze(1)
     return Acceptance(
         walk=walk,

@@ -318,6 +318,13 @@ START_RULES: tuple[StartRule, ...] = (
         "it asks for one of SGLang's GPU attention backends",
     ),
     StartRule(
+        "sampling backend",
+        {"sampling_backend": (None, "pytorch")},
+        REFUSED,
+        AS_SGLANG,
+        "the CPU round draws with this package's own kernel, by the law of SGLang's pytorch backend",
+    ),
+    StartRule(
         "fused whole-model kernels",
         {"enable_nvidia_megakernel": _FLAG, "enable_amd_monokernel": _FLAG},
         REFUSED,

@@ -48,9 +48,9 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Verified:
-    """verify -> accept: what the target says at every node."""
+    """verify -> accept: how far the target agrees, and what it says there."""
 
-    target_predict: torch.Tensor  # [B, N] int64, the target's token after each node; filled by verify.py
+    walk: Walk  # accept_index [B, S], accept_lens [B] (bonus included), predict [B, N]; filled by verify.py
     logits_output: Any  # next_token_logits [B*N, V] float32, hidden_states [B*N, U*T]; filled by the target
     forward: Any  # the target worker's result, kept alive for SGLang; filled by verify.py
 
@@ -59,6 +59,6 @@ class Verified:
 class Acceptance:
     """accept -> taps and draft: the path that survived."""
 
-    walk: Walk  # accept_index [B, S], accept_lens [B] (bonus included), predict [B, N]; filled by accept.py
+    walk: Walk  # accept_index [B, S], accept_lens [B] (bonus included), predict [B, N]; filled by verify.py
     bonus_tokens: torch.Tensor  # [B] int32, root of the next round; filled by accept.py
     new_seq_lens: torch.Tensor  # [B] int64, tokens with valid target KV; filled by accept.py

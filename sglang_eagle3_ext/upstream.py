@@ -79,9 +79,6 @@ SEAMS: dict[str, Seam] = {
     "GenerationBatchResult": Seam(
         "sglang.srt.managers.utils:GenerationBatchResult", None, "what a round returns to the scheduler"
     ),
-    "LogitsProcessorOutput": Seam(
-        "sglang.srt.layers.logits_processor:LogitsProcessorOutput", None, "input of SGLang's sampler"
-    ),
     "get_req_to_token_extra_context_len": Seam(
         "sglang.srt.mem_cache.kv_cache_configurator:get_req_to_token_extra_context_len",
         None,

@@ -102,8 +102,8 @@ class Eagle3XWorker(upstream.EAGLEWorkerV2):
         """draft -> tree -> verify -> accept, then the draft catches up on the accepted path."""
         proposal = self.draft_worker.propose(batch)
         draft_tree = tree.build(proposal, batch.spec_info.bonus_tokens, batch.seq_lens, self.shape)
-        verified = verify.run(batch, draft_tree, self.target_worker, self.req_to_token_pool)
-        acceptance = accept.run(batch, draft_tree, verified, self.shape)
+        verified = verify.run(batch, draft_tree, self.target_worker, self.req_to_token_pool, self.shape.width)
+        acceptance = accept.run(batch, verified, self.shape)
         if on_publish is not None:
             on_publish(acceptance.new_seq_lens)
         batch.spec_info = upstream.EagleDraftInput(bonus_tokens=acceptance.bonus_tokens)

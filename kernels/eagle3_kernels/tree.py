@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from .checks import expect
+from .checks import DEVICES, expect, same_device
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,11 @@ class TreeBuffers:
     next_sibling: torch.Tensor
 
     @staticmethod
-    def allocate(batch: int, nodes: int) -> TreeBuffers:
+    def allocate(batch: int, nodes: int, device: torch.device | str = "cpu") -> TreeBuffers:
         """Uninitialised; every element is written by the build functions."""
-        ints = torch.empty(4, batch, nodes, dtype=torch.int64)
-        return TreeBuffers(
-            ints[0], ints[1], torch.empty(batch, nodes, nodes, dtype=torch.bool), ints[2], ints[3]
-        )
+        ints = torch.empty((4, batch, nodes), dtype=torch.int64, device=device)
+        mask = torch.empty((batch, nodes, nodes), dtype=torch.bool, device=device)
+        return TreeBuffers(ints[0], ints[1], mask, ints[2], ints[3])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -55,7 +54,8 @@ def _tree(
     mask: np.ndarray,
     child: np.ndarray,
     sibling: np.ndarray,
-) -> None:
+) -> int:
+    """Fill the tree; returns the position of the first node whose parent is not among them, or -1."""
     nodes = tokens.shape[1]
     parent = np.empty(nodes, np.int64)
     for b in range(tokens.shape[0]):
@@ -70,8 +70,12 @@ def _tree(
         for i in range(1, nodes):
             slot = ids[b, i - 1] // k
             p = 0
+            if ids[b, i - 1] < 0 or slot >= parents.shape[1] or (i > 1 and ids[b, i - 1] <= ids[b, i - 2]):
+                return b * (nodes - 1) + i - 1
             if slot > 0:
                 p = np.searchsorted(ids[b, : i - 1], parents[b, slot]) + 1
+                if p == i or ids[b, p - 1] != parents[b, slot]:
+                    return b * (nodes - 1) + i - 1
             parent[i] = p
             tokens[b, i] = node_tokens[b, i - 1]
             positions[b, i] = positions[b, p] + 1
@@ -82,6 +86,7 @@ def _tree(
             p = parent[i]
             sibling[b, i] = child[b, p]
             child[b, p] = i
+    return -1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -122,18 +127,33 @@ def build_tree(
         parents: [B, P] int64, as in :class:`eagle3_kernels.Candidates`.
         seq_lens: [B] int64 or int32, position of the root.
         topk: k.
+
+    Raises:
+        ValueError: naming the argument.  Node numbers are looked at on the CPU only: on a GPU that would
+            wait for the device; there a node without a parent sees the root and itself alone.
     """
     ints = (torch.int64,)
-    expect("bonus_tokens", bonus_tokens, dtypes=ints, shape=(None,))
+    expect("bonus_tokens", bonus_tokens, dtypes=ints, shape=(None,), devices=DEVICES)
     batch = bonus_tokens.shape[0]
-    expect("node_ids", node_ids, dtypes=ints, shape=(batch, None))
-    expect("node_tokens", node_tokens, dtypes=ints, shape=tuple(node_ids.shape))
-    expect("parents", parents, dtypes=ints, shape=(batch, None))
-    expect("seq_lens", seq_lens, dtypes=(torch.int64, torch.int32), shape=(batch,))
+    expect("node_ids", node_ids, dtypes=ints, shape=(batch, None), devices=DEVICES)
+    expect("node_tokens", node_tokens, dtypes=ints, shape=tuple(node_ids.shape), devices=DEVICES)
+    expect("parents", parents, dtypes=ints, shape=(batch, None), devices=DEVICES)
+    expect("seq_lens", seq_lens, dtypes=(torch.int64, torch.int32), shape=(batch,), devices=DEVICES)
+    same_device(
+        bonus_tokens=bonus_tokens,
+        node_ids=node_ids,
+        node_tokens=node_tokens,
+        parents=parents,
+        seq_lens=seq_lens,
+    )
     if topk < 1:
         raise ValueError(f"topk: given {topk}, allowed 1 and above")
+    if bonus_tokens.is_cuda:
+        from . import tree_triton
+
+        return tree_triton.build_tree(bonus_tokens, node_ids, node_tokens, parents, seq_lens, topk)
     tree = TreeBuffers.allocate(batch, node_ids.shape[1] + 1)
-    _tree(
+    bad = _tree(
         bonus_tokens.numpy(),
         node_ids.numpy(),
         node_tokens.numpy(),
@@ -146,6 +166,12 @@ def build_tree(
         tree.next_token.numpy(),
         tree.next_sibling.numpy(),
     )
+    if bad >= 0:
+        b, i = divmod(bad, node_ids.shape[1])
+        raise ValueError(
+            f"node_ids: given {int(node_ids[b, i])} at [{b}, {i}], allowed ascending numbers, each with its "
+            f"parent among those before it, below {topk * parents.shape[1]}"
+        )
     return tree
 
 
@@ -160,9 +186,15 @@ def build_chain(bonus_tokens: torch.Tensor, tokens: torch.Tensor, seq_lens: torc
         >>> t.tokens.tolist(), t.positions.tolist(), t.next_token.tolist()
         ([[7, 8, 9]], [[4, 5, 6]], [[1, 2, -1]])
     """
-    expect("bonus_tokens", bonus_tokens, dtypes=(torch.int64,), shape=(None,))
-    expect("tokens", tokens, dtypes=(torch.int64,), shape=(bonus_tokens.shape[0], None))
-    expect("seq_lens", seq_lens, dtypes=(torch.int64, torch.int32), shape=(bonus_tokens.shape[0],))
+    batch, ints = bonus_tokens.shape[0] if bonus_tokens.dim() else None, (torch.int64,)
+    expect("bonus_tokens", bonus_tokens, dtypes=ints, shape=(None,), devices=DEVICES)
+    expect("tokens", tokens, dtypes=ints, shape=(batch, None), devices=DEVICES)
+    expect("seq_lens", seq_lens, dtypes=(torch.int64, torch.int32), shape=(batch,), devices=DEVICES)
+    same_device(bonus_tokens=bonus_tokens, tokens=tokens, seq_lens=seq_lens)
+    if bonus_tokens.is_cuda:
+        from . import tree_triton
+
+        return tree_triton.build_chain(bonus_tokens, tokens, seq_lens)
     tree = TreeBuffers.allocate(tokens.shape[0], tokens.shape[1] + 1)
     _chain(
         bonus_tokens.numpy(),

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from eagle3_kernels import greedy_triton, sample_triton
+from eagle3_kernels import greedy_triton, sample_triton, tree_triton
 
 BUDGETS = Path(__file__).with_name("aot_budgets.json")
 TARGETS = {
@@ -104,6 +104,23 @@ def _sample_walk(dtype: str, nodes: int, width: int, sequential: bool) -> Case:
     return Case(sample_triton._walk, types, constants, 4, max_registers=sample_triton.MAX_REGISTERS)
 
 
+def _tree(lens: str) -> Case:
+    names = (
+        "p_tokens",
+        "p_positions",
+        "p_child",
+        "p_sibling",
+        "p_bonus",
+        "p_ids",
+        "p_node_tokens",
+        "p_parents",
+    )
+    types = dict.fromkeys(names, "*i64") | {"p_mask": "*u8", "p_lens": f"*{lens}"}
+    types |= dict.fromkeys(("nodes", "slots", "topk"), "i32")
+    constants = {"ROWS": tree_triton.ROWS, "COLUMNS": tree_triton.COLUMNS}
+    return Case(tree_triton._tree, types, constants, 4)
+
+
 CASES = {
     "greedy._tile_best bfloat16": _tile_best("bf16"),
     "greedy._tile_best float16": _tile_best("fp16"),
@@ -123,6 +140,8 @@ CASES = {
     "sample._walk float32 N=16 joint": _sample_walk("fp32", 16, 8, False),
     "sample._walk float32 N=64 sequential": _sample_walk("fp32", 64, 16, True),
     "sample._walk bfloat16 N=1024 joint": _sample_walk("bf16", 1024, 32, False),
+    "tree._tree": _tree("i64"),
+    "tree._tree int32 lengths": _tree("i32"),
 }
 
 

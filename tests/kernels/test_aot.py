@@ -8,7 +8,7 @@ import aot
 import pytest
 import triton
 
-from eagle3_kernels import greedy_triton, sample_triton
+from eagle3_kernels import greedy_triton, sample_triton, tree_triton
 
 BUDGETS = json.loads(aot.BUDGETS.read_text())
 SLACK = 8  # registers; ptxas allocates by eights, and a launch is no slower below the next step
@@ -19,7 +19,7 @@ SPECIALISED = {"stride"}
 
 def kernels() -> dict[str, object]:
     """Every kernel that is launched, by module and name."""
-    modules = {"greedy": greedy_triton, "sample": sample_triton}
+    modules = {"greedy": greedy_triton, "sample": sample_triton, "tree": tree_triton}
     return {
         f"{name}.{attribute}": value
         for name, module in modules.items()

@@ -13,17 +13,15 @@ from types import SimpleNamespace
 
 import eagle3_kernels
 
+TWINS = ("build_chain", "build_tree", "verify_greedy", "verify_sample")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def implementations() -> SimpleNamespace:
     """The ops under test, by name."""
     if not INTERPRETED:
-        return SimpleNamespace(
-            verify_greedy=eagle3_kernels.verify_greedy, verify_sample=eagle3_kernels.verify_sample
-        )
-    from eagle3_kernels import greedy_triton, sample_triton
+        return SimpleNamespace(**{name: getattr(eagle3_kernels, name) for name in TWINS})
+    from eagle3_kernels import greedy_triton, sample_triton, tree_triton
 
-    return SimpleNamespace(
-        verify_greedy=greedy_triton.verify_greedy, verify_sample=sample_triton.verify_sample
-    )
+    modules = (greedy_triton, sample_triton, tree_triton)
+    return SimpleNamespace(**{n: getattr(m, n) for n in TWINS for m in modules if hasattr(m, n)})
