@@ -70,7 +70,11 @@ def _tree(
         for i in range(1, nodes):
             slot = ids[b, i - 1] // k
             p = 0
-            if ids[b, i - 1] < 0 or slot >= parents.shape[1] or (i > 1 and ids[b, i - 1] <= ids[b, i - 2]):
+            if (
+                ids[b, i - 1] < 0
+                or 0 < slot >= parents.shape[1]
+                or (i > 1 and ids[b, i - 1] <= ids[b, i - 2])
+            ):
                 return b * (nodes - 1) + i - 1
             if slot > 0:
                 p = np.searchsorted(ids[b, : i - 1], parents[b, slot]) + 1
@@ -170,7 +174,7 @@ def build_tree(
         b, i = divmod(bad, node_ids.shape[1])
         raise ValueError(
             f"node_ids: given {int(node_ids[b, i])} at [{b}, {i}], allowed ascending numbers, each with its "
-            f"parent among those before it, below {topk * parents.shape[1]}"
+            f"parent among those before it, below {topk * max(parents.shape[1], 1)}"
         )
     return tree
 

@@ -98,6 +98,13 @@ def test_by_hand(ops: SimpleNamespace, batch: int, topk: int, steps: int, nodes:
         same(tree_ref.build_tree(**given), got)
 
 
+def test_one_step_needs_no_parents(ops: SimpleNamespace) -> None:
+    """As SGLang hands it over: the list is empty where nothing was expanded."""
+    given = drafted(2, 4, 1, 5, 0)
+    expected = ops.build_tree(**given)
+    same(ops.build_tree(**{**given, "parents": torch.zeros(2, 0, dtype=torch.int64)}), expected)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 5, 40])
 def test_chains(ops: SimpleNamespace, steps: int) -> None:
     tokens = torch.arange(3 * steps).view(3, steps)
