@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import torch
 
-from .checks import expect
+from .checks import DEVICES, expect
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MAX_TOPK = 64
@@ -130,9 +130,13 @@ def row_argmax(logits: torch.Tensor) -> torch.Tensor:
         >>> row_argmax(torch.tensor([[0.0, 2.0, 2.0]])).tolist()
         [1]
     """
-    expect("logits", logits, dtypes=FLOATS, shape=(None, None))
+    expect("logits", logits, dtypes=FLOATS, shape=(None, None), devices=DEVICES)
     if logits.shape[1] == 0:
         raise ValueError(f"logits: given shape {tuple(logits.shape)}, allowed (any, 1 and above)")
+    if logits.is_cuda:
+        from . import rows_triton
+
+        return rows_triton.row_argmax(logits)
     out = torch.empty(logits.shape[0], dtype=torch.int64)
     _argmax(*raw_rows(logits), out.numpy())
     return out
@@ -148,9 +152,13 @@ def row_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         (probabilities [R, k] float32 descending, ids [R, k] int64)
     """
-    expect("logits", logits, dtypes=FLOATS, shape=(None, None))
+    expect("logits", logits, dtypes=FLOATS, shape=(None, None), devices=DEVICES)
     if not 1 <= k <= min(logits.shape[1], MAX_TOPK):
         raise ValueError(f"k: given {k}, allowed 1 to {min(logits.shape[1], MAX_TOPK)}")
+    if logits.is_cuda:
+        from . import rows_triton
+
+        return rows_triton.row_topk(logits, k)
     probs = torch.empty(logits.shape[0], k)
     ids = torch.empty(logits.shape[0], k, dtype=torch.int64)
     _topk(_float32(logits), k, probs.numpy(), ids.numpy())

@@ -15,13 +15,13 @@ def row_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def row_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See :func:`eagle3_kernels.row_topk`."""
-    clean = torch.where(logits.isnan(), float("-inf"), logits.float())
+    clean = torch.where(logits.isnan(), float("-inf"), logits.double())
     order = clean.sort(dim=1, descending=True, stable=True).indices
     behind = logits.isnan().gather(1, order).to(torch.int8).sort(dim=1, stable=True).indices
     order = order.gather(1, behind)
     probs = clean.softmax(dim=1).nan_to_num(0.0)
     ids = order[:, :k]
     infinite = clean == float("inf")
-    share = infinite.float() / infinite.sum(dim=1, keepdim=True).clamp(min=1)
+    share = infinite.double() / infinite.sum(dim=1, keepdim=True).clamp(min=1)
     probs = torch.where(infinite.any(dim=1, keepdim=True), share, probs)
-    return probs.gather(1, ids), ids
+    return probs.gather(1, ids).float(), ids

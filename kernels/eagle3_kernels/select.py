@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import torch
 
-from .checks import expect
+from .checks import DEVICES, expect, same_device
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Candidates:
     topk: int
 
     @staticmethod
-    def allocate(batch: int, topk: int, steps: int) -> Candidates:
+    def allocate(batch: int, topk: int, steps: int, device: torch.device | str = "cpu") -> Candidates:
         """Buffers for one round."""
         for name, value in (("topk", topk), ("steps", steps)):
             if value < 1:
                 raise ValueError(f"{name}: given {value}, allowed 1 and above")
         count = topk + (steps - 1) * topk * topk
         return Candidates(
-            torch.empty(batch, count),
-            torch.empty(batch, count, dtype=torch.int64),
-            torch.full((batch, topk * (steps - 1) + 1), -1, dtype=torch.int64),
-            torch.empty(batch, topk, dtype=torch.int64),
+            torch.empty((batch, count), dtype=torch.float32, device=device),
+            torch.empty((batch, count), dtype=torch.int64, device=device),
+            torch.full((batch, topk * (steps - 1) + 1), -1, dtype=torch.int64, device=device),
+            torch.empty((batch, topk), dtype=torch.int64, device=device),
             steps,
             topk,
         )
@@ -141,17 +141,25 @@ def _nodes(scores: np.ndarray, tokens: np.ndarray, count: int, ids: np.ndarray, 
 
 def _check_candidates(candidates: Candidates) -> None:
     batch, k, expanded = candidates.scores.shape[0], candidates.topk, candidates.steps - 1
-    everything = (batch, k + expanded * k * k)
-    expect("candidates.scores", candidates.scores, dtypes=(torch.float32,), shape=everything)
-    expect("candidates.tokens", candidates.tokens, dtypes=(torch.int64,), shape=everything)
-    expect("candidates.parents", candidates.parents, dtypes=(torch.int64,), shape=(batch, k * expanded + 1))
-    expect("candidates.beam", candidates.beam, dtypes=(torch.int64,), shape=(batch, k))
+    ints = (torch.int64,)
+    everything = {
+        "scores": ((torch.float32,), (batch, k + expanded * k * k)),
+        "tokens": (ints, (batch, k + expanded * k * k)),
+        "parents": (ints, (batch, k * expanded + 1)),
+        "beam": (ints, (batch, k)),
+    }
+    for name, (dtypes, shape) in everything.items():
+        field = getattr(candidates, name)
+        expect(f"candidates.{name}", field, dtypes=dtypes, shape=shape, devices=DEVICES)
+    same_device(**{f"candidates.{name}": getattr(candidates, name) for name in everything})
 
 
 def _check_step(candidates: Candidates, rows: int, probs: torch.Tensor, ids: torch.Tensor) -> None:
     _check_candidates(candidates)
-    expect("probs", probs, dtypes=(torch.float32,), shape=(rows, candidates.topk))
-    expect("ids", ids, dtypes=(torch.int64,), shape=(rows, candidates.topk))
+    shape = (rows, candidates.topk)
+    expect("probs", probs, dtypes=(torch.float32,), shape=shape, devices=DEVICES)
+    expect("ids", ids, dtypes=(torch.int64,), shape=shape, devices=DEVICES)
+    same_device(**{"candidates.scores": candidates.scores, "probs": probs, "ids": ids})
 
 
 def select_first(candidates: Candidates, probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -165,6 +173,10 @@ def select_first(candidates: Candidates, probs: torch.Tensor, ids: torch.Tensor)
     """
     batch = candidates.scores.shape[0]
     _check_step(candidates, batch, probs, ids)
+    if probs.is_cuda:
+        from . import select_triton
+
+        return select_triton.select_first(candidates, probs, ids)
     out = torch.empty(batch * candidates.topk, dtype=torch.int64)
     _first(
         probs.numpy(),
@@ -194,6 +206,10 @@ def select_next(
         raise ValueError(f"step: given {step}, allowed 1 to {candidates.steps - 1}")
     rows = candidates.scores.shape[0] * candidates.topk
     _check_step(candidates, rows, probs, ids)
+    if probs.is_cuda:
+        from . import select_triton
+
+        return select_triton.select_next(candidates, step, probs, ids)
     out = torch.empty(rows, dtype=torch.int64)
     row = torch.empty(rows, dtype=torch.int64)
     _next(
@@ -220,6 +236,10 @@ def select_nodes(candidates: Candidates, count: int) -> tuple[torch.Tensor, torc
     batch, total = candidates.scores.shape
     if not 1 <= count <= total:
         raise ValueError(f"count: given {count}, allowed 1 to {total}")
+    if candidates.scores.is_cuda:
+        from . import select_triton
+
+        return select_triton.select_nodes(candidates, count)
     ids = torch.empty(batch, count, dtype=torch.int64)
     out = torch.empty(batch, count, dtype=torch.int64)
     _nodes(candidates.scores.numpy(), candidates.tokens.numpy(), count, ids.numpy(), out.numpy())

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from eagle3_kernels import greedy_triton, sample_triton, tree_triton
+from eagle3_kernels import greedy_triton, rows_triton, sample_triton, select_triton, tree_triton
 
 BUDGETS = Path(__file__).with_name("aot_budgets.json")
 TARGETS = {
@@ -121,6 +121,33 @@ def _tree(lens: str) -> Case:
     return Case(tree_triton._tree, types, constants, 4)
 
 
+def _argmax() -> Case:
+    types = {"p_out": "*i64", "p_key": "*i32", "p_id": "*i32", "tiles": "i32"}
+    return Case(rows_triton._argmax, types, {"CHUNK": rows_triton.CHUNK}, 1)
+
+
+def _tile_topk(dtype: str) -> Case:
+    types = {"p_best": "*i64", "p_sum": "*fp32", "p_logits": f"*{dtype}"}
+    types |= dict.fromkeys(("stride", "vocab", "tiles", "topk"), "i32")
+    return Case(rows_triton._tile_topk, types, {"TILE": rows_triton.TILE}, 4)
+
+
+def _merge_topk(topk: int) -> Case:
+    types = {"p_probs": "*fp32", "p_ids": "*i64", "p_best": "*i64", "p_sum": "*fp32"}
+    types |= {"tiles": "i32", "topk": "i32"}
+    constants = {"TOPK": topk, "MERGED": rows_triton.MERGED, "CHUNK": rows_triton.CHUNK}
+    return Case(rows_triton._merge_topk, types, constants, 4)
+
+
+def _select(name: str, sizes: tuple[str, ...], pointers: dict[str, str], constants: dict[str, int]) -> Case:
+    types = pointers | dict.fromkeys(sizes, "i32")
+    return Case(getattr(select_triton, name), types, constants, 1 if name == "_first" else 4)
+
+
+_ENTERED = {"p_scores": "*fp32", "p_tokens": "*i64", "p_beam": "*i64", "p_parents": "*i64"}
+_STEP = {"p_out": "*i64", **_ENTERED, "p_probs": "*fp32", "p_ids": "*i64"}
+
+
 CASES = {
     "greedy._tile_best bfloat16": _tile_best("bf16"),
     "greedy._tile_best float16": _tile_best("fp16"),
@@ -140,6 +167,25 @@ CASES = {
     "sample._walk float32 N=16 joint": _sample_walk("fp32", 16, 8, False),
     "sample._walk float32 N=64 sequential": _sample_walk("fp32", 64, 16, True),
     "sample._walk bfloat16 N=1024 joint": _sample_walk("bf16", 1024, 32, False),
+    "rows._argmax": _argmax(),
+    "rows._tile_topk bfloat16": _tile_topk("bf16"),
+    "rows._tile_topk float16": _tile_topk("fp16"),
+    "rows._tile_topk float32": _tile_topk("fp32"),
+    "rows._merge_topk k=8": _merge_topk(8),
+    "rows._merge_topk k=64": _merge_topk(64),
+    "select._first k=8": _select("_first", ("topk", "candidates", "slots"), _STEP, {"TOPK": 8}),
+    "select._next k=8": _select(
+        "_next", ("step", "topk", "candidates", "slots"), {**_STEP, "p_row": "*i64"}, {"TOPK": 8}
+    ),
+    "select._next k=64": _select(
+        "_next", ("step", "topk", "candidates", "slots"), {**_STEP, "p_row": "*i64"}, {"TOPK": 64}
+    ),
+    "select._nodes": _select(
+        "_nodes",
+        ("count", "candidates"),
+        {"p_numbers": "*i64", "p_out": "*i64", "p_scores": "*fp32", "p_tokens": "*i64"},
+        {"BLOCK": select_triton.BLOCK},
+    ),
     "tree._tree": _tree("i64"),
     "tree._tree int32 lengths": _tree("i32"),
 }

@@ -8,7 +8,7 @@ import aot
 import pytest
 import triton
 
-from eagle3_kernels import greedy_triton, sample_triton, tree_triton
+from eagle3_kernels import greedy_triton, rows_triton, sample_triton, select_triton, tree_triton
 
 BUDGETS = json.loads(aot.BUDGETS.read_text())
 SLACK = 8  # registers; ptxas allocates by eights, and a launch is no slower below the next step
@@ -19,7 +19,13 @@ SPECIALISED = {"stride"}
 
 def kernels() -> dict[str, object]:
     """Every kernel that is launched, by module and name."""
-    modules = {"greedy": greedy_triton, "sample": sample_triton, "tree": tree_triton}
+    modules = {
+        "greedy": greedy_triton,
+        "rows": rows_triton,
+        "sample": sample_triton,
+        "select": select_triton,
+        "tree": tree_triton,
+    }
     return {
         f"{name}.{attribute}": value
         for name, module in modules.items()
@@ -46,7 +52,7 @@ def test_budget(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("kernel", ["greedy._tile_best", "sample._tile_sums"])
+@pytest.mark.parametrize("kernel", ["greedy._tile_best", "sample._tile_sums", "rows._tile_topk"])
 def test_logits_are_loaded_16_bytes_at_a_time(kernel: str, dtype: str, target: str) -> None:
     case = aot.CASES[f"{kernel} {dtype}"]
     ptx = aot.compile_case(case, aot.TARGETS[target]).asm["ptx"]

@@ -13,7 +13,17 @@ from types import SimpleNamespace
 
 import eagle3_kernels
 
-TWINS = ("build_chain", "build_tree", "verify_greedy", "verify_sample")
+TWINS = (
+    "build_chain",
+    "build_tree",
+    "row_argmax",
+    "row_topk",
+    "select_first",
+    "select_next",
+    "select_nodes",
+    "verify_greedy",
+    "verify_sample",
+)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -21,7 +31,7 @@ def implementations() -> SimpleNamespace:
     """The ops under test, by name."""
     if not INTERPRETED:
         return SimpleNamespace(**{name: getattr(eagle3_kernels, name) for name in TWINS})
-    from eagle3_kernels import greedy_triton, sample_triton, tree_triton
+    from eagle3_kernels import greedy_triton, rows_triton, sample_triton, select_triton, tree_triton
 
-    modules = (greedy_triton, sample_triton, tree_triton)
+    modules = (greedy_triton, rows_triton, sample_triton, select_triton, tree_triton)
     return SimpleNamespace(**{n: getattr(m, n) for n in TWINS for m in modules if hasattr(m, n)})
